@@ -133,10 +133,9 @@ void HomeAddresses::load(std::uint64_t count, AddressMap::Loading::Memory& memor
     for (;;) {
       const std::uint64_t block = next_block.fetch_add(some);
       if (block >= end_block) return;
-      visit_sectors(block, std::min<std::uint64_t>(some, end_block - block), 0, count, buffer,
-                    [&](std::uint64_t address, std::span<const std::uint64_t> rows) {
-                      for (const std::uint64_t row : rows) loading.put(part, row, address++);
-                    });
+      visit_sectors(
+          block, std::min<std::uint64_t>(some, end_block - block), 0, count, buffer,
+          [&](std::uint64_t address, std::span<const std::uint64_t> rows) { loading.put(part, rows, address); });
     }
   });
   if (const auto twice = loading.finish()) {

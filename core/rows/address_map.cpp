@@ -89,19 +89,22 @@ std::size_t first_few(const std::byte* keys, std::size_t count, std::size_t key)
 struct AddressMap::Page {
   std::array<std::uint64_t, chapter_rows / word_bits> bits{};
   std::array<std::uint32_t, chapter_rows> addresses;  // of rows that have a bit
-  std::size_t count = 0;
-  std::uint32_t last_address = 0;  // the greatest
 
+  // Returns whether it was not there.
   bool put(std::size_t key, std::uint32_t address) {
     std::uint64_t& word = bits[key / word_bits];
     const std::uint64_t bit = std::uint64_t{1} << key % word_bits;
     addresses[key] = address;
-    last_address = std::max(last_address, address);
     const bool is_new = (word & bit) == 0;
     word |= bit;
-    count += is_new ? 1 : 0;
     return is_new;
   }
+  std::size_t count() const {
+    std::size_t rows = 0;
+    for (const std::uint64_t word : bits) rows += static_cast<std::size_t>(std::popcount(word));
+    return rows;
+  }
+  void prefetch(std::size_t key) const { __builtin_prefetch(&addresses[key], 1); }
   // Of `num_words` words from one on, ascending.
   template <class Visit>
   void visit(std::size_t word, std::size_t num_words, Visit&& visit_row) const {
@@ -111,11 +114,7 @@ struct AddressMap::Page {
       }
     }
   }
-  void clear() {
-    bits.fill(0);
-    count = 0;
-    last_address = 0;
-  }
+  void clear() { bits.fill(0); }
 };
 
 AddressMap::~AddressMap() {
@@ -210,10 +209,10 @@ std::optional<std::uint64_t> AddressMap::next(std::uint64_t row) const {
   return std::nullopt;
 }
 
-// The page is empty afterwards.
-AddressMap::Chapter AddressMap::pack(Page& page) {
-  const std::size_t count = page.count;
-  const std::size_t width = width_of(page.last_address);
+// last_address: the greatest of the page's, which is empty afterwards.
+AddressMap::Chapter AddressMap::pack(Page& page, std::uint32_t last_address) {
+  const std::size_t count = page.count();
+  const std::size_t width = width_of(last_address);
   const Chapter chapter = make(count, width);
   std::byte* const block = chapter.block;
   std::size_t done = 0;
@@ -294,7 +293,7 @@ AddressMap::Chapter AddressMap::with(const Chapter& chapter, std::span<const Add
   if (chapter.count() > most_some && width_of(last_address) <= chapter.width) return with_more_bits(chapter, added);
   spread(chapter, page);
   for (const Addition& addition : added) page.put(addition.row % chapter_rows, addition.address);
-  return pack(page);
+  return pack(page, last_address);
 }
 
 // Addresses between two that are added are copied together.
@@ -362,38 +361,53 @@ std::size_t AddressMap::chapter_bytes() const { return num_chapters_ == 0 ? 0 : 
 
 AddressMap::Loading::Loading(AddressMap& map, std::uint64_t num_rows, Memory& memory) : map_(map) {
   const std::size_t num_chapters = map.chapters_.size();
-  const std::size_t most_pieces = num_rows / (piece_entries - 1) + std::min<std::size_t>(num_rows, num_chapters) + 2;
-  for (HugeArray<std::uint64_t>& entries : memory) {
-    if (entries.size() < most_pieces * piece_entries) entries = HugeArray<std::uint64_t>(most_pieces * piece_entries);
-    parts_.push_back(
-        {entries.data(), std::vector<std::uint64_t>(num_chapters), std::vector<std::uint64_t>(num_chapters, nowhere)});
+  const std::size_t most_entries = 2 * num_rows;  // upper bits before every row
+  const std::size_t most_pieces =
+      most_entries / (piece_entries - 1) + std::min<std::size_t>(num_rows, num_chapters) + 2;
+  for (HugeArray<std::uint32_t>& entries : memory) {
+    if (entries.size() < most_pieces * piece_entries) entries = HugeArray<std::uint32_t>(most_pieces * piece_entries);
+    parts_.push_back({entries.data(), std::vector<Chain>(num_chapters)});
   }
 }
 
-void AddressMap::Loading::begin_piece(Part& part, std::size_t chapter) {
-  std::uint64_t& end = part.ends[chapter];
-  const std::uint64_t next = part.num_pieces++ * piece_entries;
-  (end == nowhere ? part.begins[chapter] : part.entries[end]) = next;
-  end = next;
+void AddressMap::Loading::begin_piece(Part& part, Chain& chain) {
+  const std::uint32_t piece = part.num_pieces++;
+  (chain.end == nowhere ? chain.first_piece : part.entries[chain.end]) = piece;
+  chain.end = piece * piece_entries;
 }
 
-std::optional<std::uint64_t> AddressMap::Loading::gather(std::size_t chapter, Page& page) const {
-  std::optional<std::uint64_t> twice;
+// What is read and written at random is asked for some entries before it is needed.
+AddressMap::Loading::Gathered AddressMap::Loading::gather(std::size_t chapter, Page& page) const {
+  constexpr std::size_t entries_ahead = 16;
+  Gathered gathered;
   for (const Part& part : parts_) {
-    const std::uint64_t end = part.ends[chapter];
-    if (end == nowhere) continue;
-    for (std::uint64_t piece = part.begins[chapter];;) {
-      const bool is_last = end - piece < piece_entries;
-      const std::uint64_t stop = is_last ? end : piece + piece_entries - 1;
-      for (std::uint64_t i = piece; i < stop; ++i) {
-        const std::uint64_t key = part.entries[i] >> 32;
-        if (!page.put(key, static_cast<std::uint32_t>(part.entries[i]))) twice = chapter * chapter_rows + key;
+    const Chain& chain = part.chains[chapter];
+    if (chain.end == nowhere) continue;
+    std::uint32_t upper = 0;
+    std::uint32_t last_address = gathered.last_address.value_or(0);
+    for (std::uint64_t begin = chain.first_piece * piece_entries;;) {
+      const bool is_last = chain.end - begin < piece_entries;
+      const std::uint64_t end = is_last ? chain.end : begin + nowhere;
+      const std::uint64_t next = is_last ? begin : part.entries[end] * piece_entries;
+      __builtin_prefetch(part.entries + next);
+      for (std::uint64_t i = begin; i < end; ++i) {
+        page.prefetch(part.entries[i + entries_ahead] >> lower_bits & (chapter_rows - 1));
+        const std::uint32_t entry = part.entries[i];
+        if ((entry & is_upper) != 0) {
+          upper = entry << lower_bits;
+          continue;
+        }
+        const std::size_t key = entry >> lower_bits;
+        const std::uint32_t address = upper | entry % (1 << lower_bits);
+        if (!page.put(key, address)) gathered.twice = chapter * chapter_rows + key;
+        last_address = std::max(last_address, address);
       }
       if (is_last) break;
-      piece = part.entries[stop];
+      begin = next;
     }
+    gathered.last_address = last_address;
   }
-  return twice;
+  return gathered;
 }
 
 std::optional<std::uint64_t> AddressMap::Loading::finish() {
@@ -407,11 +421,13 @@ std::optional<std::uint64_t> AddressMap::Loading::finish() {
   parallel_for((num_chapters + chapters_at_once - 1) / chapters_at_once, [&](std::size_t some) {
     const auto page = std::make_unique<Page>();
     for (std::size_t i = some * chapters_at_once; i < std::min(num_chapters, (some + 1) * chapters_at_once); ++i) {
-      if (const auto row = gather(i, *page)) twice = *row;
-      if (page->count == 0) continue;
-      num_rows += page->count;
-      map_.chapters_[i] = pack(*page);
-      bytes += bytes_of(map_.chapters_[i]) + sizeof(Chapter);
+      const Gathered gathered = gather(i, *page);
+      if (gathered.twice) twice = *gathered.twice;
+      if (!gathered.last_address) continue;
+      Chapter& chapter = map_.chapters_[i];
+      chapter = pack(*page, *gathered.last_address);
+      num_rows += chapter.count();
+      bytes += bytes_of(chapter) + sizeof(Chapter);
       ++num_filled;
     }
   });

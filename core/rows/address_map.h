@@ -78,7 +78,7 @@ class AddressMap {
   static std::size_t bytes_of(std::size_t count, std::size_t width);
   static std::size_t bytes_of(const Chapter& chapter) { return bytes_of(chapter.count(), chapter.width); }
   static Chapter make(std::size_t count, std::size_t width);
-  static Chapter pack(Page& page);
+  static Chapter pack(Page& page, std::uint32_t last_address);
   static void spread(const Chapter& chapter, Page& page);
   static Chapter with(const Chapter& chapter, std::span<const Addition> added, Page& page);
   static Chapter with_more_bits(const Chapter& chapter, std::span<const Addition> added);
@@ -107,21 +107,31 @@ class AddressMap::Additions {
 };
 
 // Fills a map that has no rows: they are put in in any order, by several threads, each of which has a part of its own; then
-// all chapters are made at once. Rows of a chapter are gathered first, in pieces of memory that are chained, so that what
-// is written at random lies in the processor's caches.
+// all chapters are made at once. Rows of a chapter are gathered first, in pieces of memory that are chained, so that what is
+// written at random lies in the processor's caches. An entry names a row of the chapter and the lower bits of its address;
+// one of its own says the upper ones where they are others than before, which is seldom where addresses ascend.
 class AddressMap::Loading {
  public:
   // Of each part, what its rows are gathered in; whoever fills one map after another keeps it, and is given no new pages.
-  using Memory = std::vector<HugeArray<std::uint64_t>>;
+  using Memory = std::vector<HugeArray<std::uint32_t>>;
 
   // With as many parts as there is memory for.
   Loading(AddressMap& map, std::uint64_t num_rows, Memory& memory);
 
-  void put(std::size_t part, std::uint64_t row, std::uint64_t address) {
+  // Some rows of consecutive addresses from one on. Where their entries go is asked for first, since writes
+  // reach the caches in their order and each would wait for its line.
+  void put(std::size_t part, std::span<const std::uint64_t> rows, std::uint64_t address) {
     Part& to = parts_[part];
-    std::uint64_t& end = to.ends[row / chapter_rows];
-    if (end % piece_entries == piece_entries - 1) begin_piece(to, row / chapter_rows);
-    to.entries[end++] = row % chapter_rows << 32 | address;
+    for (const std::uint64_t row : rows) __builtin_prefetch(to.entries + to.chains[row / chapter_rows].end, 1);
+    for (const std::uint64_t row : rows) {
+      Chain& chain = to.chains[row / chapter_rows];
+      const auto upper = static_cast<std::uint32_t>(address >> lower_bits);
+      if (chain.upper != upper) {
+        append(to, chain, is_upper | upper);
+        chain.upper = upper;
+      }
+      append(to, chain, static_cast<std::uint32_t>(row % chapter_rows << lower_bits | address++ % (1 << lower_bits)));
+    }
   }
   // Returns a row that is there twice; then the map has none.
   std::optional<std::uint64_t> finish();
@@ -129,16 +139,33 @@ class AddressMap::Loading {
  private:
   static constexpr std::size_t piece_entries = 256;  // the last one says which piece comes next
   static constexpr std::uint64_t nowhere = piece_entries - 1;
+  static constexpr unsigned lower_bits = 17;  // of an address, beside the 14 that say which row of the chapter it is
+  static constexpr std::uint32_t is_upper = std::uint32_t{1} << 31;
 
+  // What a part has of a chapter.
+  struct Chain {
+    std::uint64_t end = nowhere;  // where the next entry goes
+    std::uint32_t first_piece = 0;
+    std::uint32_t upper = 0;  // bits of the address that came last
+  };
   struct Part {
-    std::uint64_t* entries;
-    std::vector<std::uint64_t> begins;  // of each chapter, its first piece
-    std::vector<std::uint64_t> ends;  // and where the next entry goes
-    std::uint64_t num_pieces = 1;  // the first one is no chapter's
+    std::uint32_t* entries;
+    std::vector<Chain> chains;  // of each chapter
+    std::uint32_t num_pieces = 1;  // the first one is no chapter's
   };
 
-  static void begin_piece(Part& part, std::size_t chapter);
-  std::optional<std::uint64_t> gather(std::size_t chapter, Page& page) const;
+  // What all parts have of it; nothing where they have no row.
+  struct Gathered {
+    std::optional<std::uint32_t> last_address;  // the greatest
+    std::optional<std::uint64_t> twice;  // a row
+  };
+
+  static void append(Part& part, Chain& chain, std::uint32_t entry) {
+    if (chain.end % piece_entries == nowhere) begin_piece(part, chain);
+    part.entries[chain.end++] = entry;
+  }
+  static void begin_piece(Part& part, Chain& chain);
+  Gathered gather(std::size_t chapter, Page& page) const;
 
   AddressMap& map_;
   std::vector<Part> parts_;

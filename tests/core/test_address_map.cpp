@@ -1,9 +1,13 @@
 // The address map against a plain map, dense and sparse.
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,7 +46,10 @@ std::unique_ptr<AddressMap> load(std::uint64_t num_rows, const std::vector<std::
   auto map = std::make_unique<AddressMap>(num_rows);
   AddressMap::Loading::Memory memory(num_parts);
   AddressMap::Loading loading(*map, rows.size(), memory);
-  for (std::size_t i = 0; i < rows.size(); ++i) loading.put(i / 700 % num_parts, rows[i], i);
+  for (std::size_t begin = 0; begin < rows.size(); begin += 70) {
+    const std::size_t count = std::min<std::size_t>(70, rows.size() - begin);
+    loading.put(begin / 700 % num_parts, std::span(rows).subspan(begin, count), begin);
+  }
   twice = loading.finish();
   return map;
 }
@@ -112,6 +119,33 @@ void addresses_become_wider() {
   CHECK(!map.find(nth_row(all)));
 }
 
+// Rows few to a chapter and many, with addresses that need more bits than an entry has, put in from the last to the first and
+// in leaps.
+void rows_are_loaded_in_any_order(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  for (const std::uint64_t num_rows : {std::uint64_t{1} << 32, std::uint64_t{700000}}) {
+    check::context = "of " + std::to_string(num_rows) + " rows";
+    std::vector<std::uint64_t> rows;
+    for (std::uint64_t row = 0; rows.size() < 600000; row += 1 + random() % (num_rows / 600000)) rows.push_back(row);
+    std::ranges::shuffle(rows, random);
+    std::vector<std::size_t> order(rows.size() / 100);
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::reverse(order);
+    std::shuffle(order.begin() + static_cast<std::ptrdiff_t>(order.size() / 2), order.end(), random);
+    AddressMap::Loading::Memory memory(2);
+    for (int again = 0; again < 2; ++again) {
+      AddressMap loaded(num_rows);
+      AddressMap::Loading loading(loaded, rows.size(), memory);
+      for (const std::size_t i : order) loading.put(i % 3 % 2, std::span(rows).subspan(i * 100, 100), i * 100);
+      CHECK(!loading.finish());
+      CHECK(loaded.size() == rows.size());
+      std::uint64_t num_right = 0;
+      for (std::size_t i = 0; i < rows.size(); ++i) num_right += loaded.find(rows[i]) == i ? 1 : 0;
+      CHECK(num_right == rows.size());
+    }
+  }
+}
+
 void a_touched_row_takes_few_bytes() {
   constexpr std::uint64_t num_rows = 1 << 20;
   for (const std::uint64_t every : {1, 2, 10, 64, 1000}) {
@@ -131,6 +165,7 @@ int main(int argc, char** argv) {
   using namespace holdfast;
   addresses_are_given_in_order_and_stay(check::seed_from(argc, argv));
   addresses_become_wider();
+  rows_are_loaded_in_any_order(check::seed_from(argc, argv));
   a_touched_row_takes_few_bytes();
   return check::passed();
 }
