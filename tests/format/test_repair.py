@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -368,6 +369,28 @@ def test_a_repair_that_ends_at_any_sync_is_begun_again(lay, store: str, monkeypa
         assert repair_pool(directory).left == []
         is_whole_at(directory, made)
     assert dies_at > 5
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_repair_without_room_for_its_backup_names_it_and_leaves_none(
+    lay, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, made = lay(store, CLOSED)
+    change(directory, SUPERBLOCK, 0, b"lost")
+    damaged = files_of(directory)
+
+    def full(descriptor: int) -> None:
+        if os.fstat(descriptor).st_size > 0 and Path(f"/proc/self/fd/{descriptor}").readlink().suffix == ".jsonl":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left.*pool\.repair-.*\.jsonl"):
+        repair_pool(directory)
+    monkeypatch.undo()
+    assert files_of(directory) == damaged
+    assert [path.name for path in directory.parent.iterdir()] == [directory.name]
+    assert repair_pool(directory).left == []
+    is_whole_at(directory, made)
 
 
 @pytest.mark.parametrize("store", STORES)

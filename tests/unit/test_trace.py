@@ -313,7 +313,7 @@ def test_a_trace_that_cannot_be_written_stops_the_run_and_the_pool_stays_at_its_
 
     monkeypatch.setattr(TraceFile, "step", full)
     result = holdfast.train("pool", "--trace", path)
-    assert (result.code, result.err) == (1, f"holdfast: {path}: No space left on device\n")
+    assert (result.code, result.err) == (1, f"holdfast: {path}: No space left on device; free space there\n")
     monkeypatch.undo()
     found = json.loads(holdfast("inspect", holdfast.root / "pool", "--json").out)
     assert (found["clean"], found["step"], found["dense_step"]) == (True, 7, 7)

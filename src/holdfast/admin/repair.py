@@ -20,6 +20,7 @@ from pathlib import Path
 from holdfast import _core
 from holdfast.errors import Corrupted, FormatMismatch, PoolOfGroup
 from holdfast.files.durable import sync_path
+from holdfast.files.names import named
 from holdfast.pools.directory import SUPERBLOCK, SUPERBLOCK_COPY, is_of_group
 from holdfast.pools.read_only import check_exists, locked
 
@@ -120,8 +121,7 @@ def _write_labels_anew(part: Path, pool: Path, report: RepairReport) -> tuple[bo
 
 def _make(edits: Sequence[tuple[str, int, bytes, str]], pool: Path, report: RepairReport) -> None:
     for file, offset, after, why in edits:
-        report.backup = report.backup or _new_backup(pool)
-        _keep(report.backup, Path(file), offset, after, why)
+        _keep(report, pool, Path(file), offset, after, why)
         _write(Path(file), offset, after)
         report.done.append(f"{file} at offset {offset}: {why}")
 
@@ -134,9 +134,9 @@ def _put_superblock_back(part: Path, pool: Path, report: RepairReport) -> bool:
         return False
     name, data, why = found
     file, fresh = part / name, part / f"{name}.new"
-    report.backup = report.backup or _new_backup(pool)
-    _keep(report.backup, file, 0, data, why)
-    fresh.write_bytes(data)
+    _keep(report, pool, file, 0, data, why)
+    with named(fresh):
+        fresh.write_bytes(data)
     sync_path(fresh)
     fresh.replace(file)
     sync_path(part)
@@ -152,7 +152,8 @@ def _new_backup(directory: Path) -> Path:
     return path
 
 
-def _keep(backup: Path, file: Path, offset: int, after: bytes, why: str) -> None:
+def _keep(report: RepairReport, pool: Path, file: Path, offset: int, after: bytes, why: str) -> None:
+    """Makes durable what a change is going to replace. A backup without a change does not stay."""
     before, file_bytes = b"", None
     if file.exists():
         file_bytes = file.stat().st_size
@@ -167,13 +168,20 @@ def _keep(backup: Path, file: Path, offset: int, after: bytes, why: str) -> None
         "after": after.hex(),
         "why": why,
     }
-    with backup.open("a") as kept:
-        kept.write(json.dumps(line) + "\n")
-    sync_path(backup)
+    backup = report.backup or _new_backup(pool)
+    try:
+        with named(backup), backup.open("a") as kept:
+            kept.write(json.dumps(line) + "\n")
+        sync_path(backup)
+    except OSError:
+        if report.backup is None:
+            backup.unlink()
+        raise
+    report.backup = backup
 
 
 def _write(file: Path, offset: int, data: bytes) -> None:
-    with file.open("r+b", buffering=0) as target:
+    with named(file), file.open("r+b", buffering=0) as target:
         target.seek(offset)
         target.write(data)
         os.fsync(target.fileno())

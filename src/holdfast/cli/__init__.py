@@ -21,6 +21,7 @@ import typer
 from holdfast.cli import data, groups, keeping, moving, pools, proving, training
 from holdfast.cli.options import add_command
 from holdfast.errors import HoldfastError
+from holdfast.files.names import advice_on
 from holdfast.state.reproducibility import prepare_environment
 
 _DEBUG = "--debug"
@@ -112,5 +113,5 @@ def _words(error: HoldfastError | OSError | MemoryError) -> str:
         )
     if isinstance(error, OSError) and not isinstance(error, HoldfastError):
         place = f"{error.filename}: " if error.filename else ""
-        return f"{place}{error.strerror or error}"
+        return f"{place}{error.strerror or error}{advice_on(error)}"
     return str(error)

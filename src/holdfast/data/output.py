@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,12 +10,7 @@ from pathlib import Path
 from holdfast.errors import ConfigError
 from holdfast.files.attempts import attempt_at
 from holdfast.files.durable import sync_path
-
-_NO_ROOM = {  # no read ends with these
-    errno.ENOSPC: "free space there",
-    errno.EDQUOT: "free space of this user there, or have the quota raised",
-    errno.EFBIG: "the limit on the size of files (ulimit -f), or the filesystem, allows no larger one",
-}
+from holdfast.files.names import advice_on
 
 
 def check_output(path: Path, *, overwrite: bool, inputs: Sequence[Path | str] = ()) -> None:
@@ -49,9 +43,9 @@ def whole_file(path: Path, *, overwrite: bool, inputs: Sequence[Path | str] = ()
             partial.replace(path)
             sync_path(path.parent)
         except OSError as error:
-            if error.errno not in _NO_ROOM or error.filename not in (None, str(partial)):
+            if error.errno is None or not (advice := advice_on(error)) or error.filename not in (None, str(partial)):
                 raise
-            refused = f"{os.strerror(error.errno)}; {_NO_ROOM[error.errno]}"
+            refused = f"{os.strerror(error.errno)}{advice}"
             raise OSError(error.errno, f"{refused}. Nothing is left of what was being written", str(path)) from error
         finally:
             partial.unlink(missing_ok=True)

@@ -1,11 +1,19 @@
-"""Names of files and directories: those that the core and Arrow take, and the one that an error lacks."""
+"""Names of files and directories: those that the core and Arrow take, and the one that an error lacks; and what to do
+where there is no room for them."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_NO_ROOM = {  # no read ends with these
+    errno.ENOSPC: "free space there",
+    errno.EDQUOT: "free space of this user there, or have the quota raised",
+    errno.EFBIG: "the limit on the size of files (ulimit -f), or the filesystem, allows no larger one",
+}
 
 
 def trouble_with(path: str | os.PathLike[str]) -> str | None:
@@ -32,3 +40,10 @@ def named(path: Path) -> Iterator[None]:
         if error.errno is None or error.filename is not None:
             raise
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+
+
+def advice_on(error: OSError) -> str:
+    """What to do where there was no room, to follow what the system says; empty for other errors, and where the error
+    says it already."""
+    advice = _NO_ROOM.get(error.errno or 0, "")
+    return "" if not advice or advice in (error.strerror or "") else f"; {advice}"

@@ -18,6 +18,7 @@ from holdfast import _core
 from holdfast.errors import Corrupted, FormatMismatch, PoolError, PoolFull, PoolReadOnly
 from holdfast.files.durable import sync_path
 from holdfast.files.manifests import TableFields, checksum_of
+from holdfast.files.names import advice_on
 from holdfast.group.layout import MAX_SHARDS, stride_bits
 from holdfast.pools.directory import GROUP_MANIFEST, is_of_group
 
@@ -248,7 +249,7 @@ def pool_error(error: OSError, doing: str) -> PoolError:
         errno.ENOSPC: PoolFull, errno.EDQUOT: PoolFull,
         errno.EROFS: PoolReadOnly, errno.EACCES: PoolReadOnly, errno.EPERM: PoolReadOnly,
     }  # fmt: skip
-    return kinds.get(error.errno, PoolError)(f"{doing}: {error.strerror}")
+    return kinds.get(error.errno, PoolError)(f"{doing}: {error.strerror}{advice_on(error)}")
 
 
 def _some(shards: Sequence[int]) -> str:

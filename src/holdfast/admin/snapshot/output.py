@@ -21,6 +21,7 @@ from holdfast.errors import PoolExists, PoolFailed, PoolFull
 from holdfast.files.attempts import attempt_at
 from holdfast.files.direct import DirectWriter
 from holdfast.files.durable import sync_path
+from holdfast.files.names import advice_on
 
 
 class Output:
@@ -131,4 +132,5 @@ def _writing(path: Path) -> Iterator[None]:
                 f"{path} is there by now: somebody else made it; nothing is left of another one"
             ) from error
         kind = PoolFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else PoolFailed
-        raise kind(f"{path}: {error.strerror}; nothing is left of what was being made") from error
+        refused = f"{error.strerror}{advice_on(error)}"
+        raise kind(f"{path}: {refused}; nothing is left of what was being made") from error
