@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from holdfast.errors import StateError
 from holdfast.pools.dense_state import DenseState, Stepped
+from holdfast.rows.anchor import Anchor
 from holdfast.state import state_tree
 from holdfast.state.generators import as_stateful, rng_state
 from holdfast.state.loading import load_all
@@ -69,8 +70,12 @@ class TrainingState:
         self._are_snapshots = snapshots
         self._snapshots = Snapshots()
         self._objects: dict[str, Any] = {"model": model}
+        # Of row optimizers, too, that a trainer wrapped into its own objects, as Lightning and Accelerate do.
+        groups_of_rows = [id(row.param_groups) for row in row_optimizers]
         self._objects |= {
-            f"optimizers[{i}]": dense for i, dense in enumerate(optimizers) if dense not in row_optimizers
+            f"optimizers[{i}]": dense
+            for i, dense in enumerate(optimizers)
+            if id(dense.param_groups) not in groups_of_rows
         }
         self._objects |= {f"row_optimizers[{i}]": row for i, row in enumerate(row_optimizers)}
         self._objects |= {f"schedulers[{i}]": item for i, item in enumerate(schedulers)}
@@ -183,6 +188,11 @@ class TrainingState:
                 continue
             for number, group in enumerate(optimizer.param_groups):
                 for place, parameter in enumerate(group["params"]):
+                    if isinstance(parameter, Anchor):
+                        raise StateError(
+                            f"{name}.param_groups[{number}]: parameter {place} is that of a row optimizer, and stands "
+                            "for rows, which rows.optimizer.step() alone updates: leave it to that"
+                        )
                     if id(parameter) not in held and parameter.data_ptr() not in memory and parameter.numel():
                         raise StateError(
                             f"{name}.param_groups[{number}]: parameter {place}, of shape {tuple(parameter.shape)}, is "

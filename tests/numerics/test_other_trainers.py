@@ -1,0 +1,62 @@
+"""Loops that belong to somebody else's trainer (Lightning, Accelerate, Transformers), which wraps what it is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from holdfast import EmbeddingBagCollection
+from holdfast.errors import StateError
+from user_loop import Life, Parts, adam, small_model, trained
+
+pytestmark = pytest.mark.dear
+
+
+class WrappedAsAccelerateDoes(torch.optim.Optimizer):
+    """Of the optimizer, with everything that it holds."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    state = property(lambda self: self.optimizer.state)
+
+    def state_dict(self) -> Any:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.optimizer.load_state_dict(state_dict)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+
+def test_optimizers_that_a_trainer_wrapped_go_on_to_the_bit_those_of_rows_among_them(pool_root: Path) -> None:
+    def make(rows: EmbeddingBagCollection) -> Parts:
+        model = small_model()
+        optimizers = [WrappedAsAccelerateDoes(adam(model)), WrappedAsAccelerateDoes(rows.optimizer)]
+        return Parts(model, optimizers[0], {"optimizer": optimizers})
+
+    def plain(rows: EmbeddingBagCollection) -> Parts:
+        model = small_model()
+        return Parts(model, adam(model))
+
+    whole = trained(pool_root / "whole", make)
+    assert whole == trained(pool_root / "stopped", make, stops=(2, 5, 6)) == trained(pool_root / "plain", plain)
+
+
+def test_an_optimizer_of_the_dense_part_that_steps_what_stands_for_rows_is_named(pool_root: Path) -> None:
+    def make(rows: EmbeddingBagCollection) -> Parts:
+        model = nn.Linear(8, 1)
+        of_rows = rows.optimizer.param_groups[0]["params"]
+        return Parts(model, torch.optim.SGD([*model.parameters(), *of_rows], lr=0.1))
+
+    with pytest.raises(StateError, match=r"parameter 2 is that of a row optimizer.*rows.optimizer.step\(\) alone"):
+        Life(pool_root / "pool", make, life=1)
