@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from holdfast import EmbeddingBagCollection
 from holdfast.errors import StateError
+from twin import jagged, random_bags
 from user_loop import Life, Parts, adam, small_model, trained
 
 pytestmark = pytest.mark.dear
@@ -60,3 +62,28 @@ def test_an_optimizer_of_the_dense_part_that_steps_what_stands_for_rows_is_named
 
     with pytest.raises(StateError, match=r"parameter 2 is that of a row optimizer.*rows.optimizer.step\(\) alone"):
         Life(pool_root / "pool", make, life=1)
+
+
+def test_a_commit_that_drops_gradients_which_no_row_had_says_so_once(pool_root: Path) -> None:
+    life = Life(pool_root / "pool", lambda rows: Parts(model := small_model(), adam(model)), life=1)
+
+    def step(value: float = 1.0) -> None:
+        (life.rows(jagged(random_bags(["f"], 20, 4, seed=1))).values().sum() * value).backward()
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        step()
+        life.rows.optimizer.step()
+        life.checkpoint.commit()
+        step()
+        life.rows.optimizer.zero_grad()  # rows that are frozen, said in words
+        life.checkpoint.commit()
+        step(float("inf"))  # as where a GradScaler leaves the step out
+        life.checkpoint.commit()
+        assert not told
+        for _ in range(2):
+            step()
+            life.checkpoint.commit()
+    assert [(warning.category, warning.filename) for warning in told] == [(RuntimeWarning, __file__)]
+    assert "(table 't') that no rows.optimizer.step() had" in str(told[0].message)
+    life.pool.close()

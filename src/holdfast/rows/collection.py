@@ -8,6 +8,7 @@ the step durable. A forward in ``eval()`` mode or under ``torch.no_grad()`` read
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, NoReturn, Protocol, Self, runtime_checkable
@@ -65,6 +66,7 @@ class RowCollection(nn.Module):
         self._blocks: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._coming: list[Coming] = []
         self._updated_with: float | None = None  # the factor of the step's gradients, once its rows have them
+        self._warned_of_unused = False
         self._process = os.getpid()
         self.optimizer = RowOptimizer(self, spec)
         pool.collections.append(self)
@@ -259,9 +261,25 @@ class RowCollection(nn.Module):
             NonFiniteLoss.check_gradient(self._updated_with, step)
 
     def end_step(self) -> None:
-        """Forgets the gradients that the step left, when it is committed."""
+        """Forgets the gradients that the step left, when it is committed. Warns of the first that no update had."""
+        self._warn_of_unused()
         self.drop_gradients()
         self._updated_with = None
+
+    def _warn_of_unused(self) -> None:
+        """Of gradients that are not finite a loop that scales its loss makes no use; on a device nobody waits for them
+        to be looked at."""
+        unused = self.anchor.grad
+        if self._warned_of_unused or unused is None or unused.device.type != "cpu" or not unused.isfinite():
+            return
+        self._warned_of_unused = True
+        warnings.warn(
+            f"a commit drops gradients of rows (table '{self._tables[0].name}') that no rows.optimizer.step() had: "
+            "call that before, and commit at the end of an accumulation, never within one. Where rows are meant to "
+            "stay as they are, rows.optimizer.zero_grad() before the commit says so",
+            RuntimeWarning,
+            stacklevel=6,
+        )
 
     def drop_gradients(self) -> None:
         """Forgets the row gradients since the last update."""
