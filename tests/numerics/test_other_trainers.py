@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast import EmbeddingBagCollection
-from holdfast.errors import StateError
+from holdfast import Checkpoint, EmbeddingBagCollection, Pool, _core
+from holdfast.admin.digest import digest_pool
+from holdfast.errors import ConfigError, StateError, StepError
 from twin import jagged, random_bags
 from user_loop import Life, Parts, adam, small_model, trained
 
@@ -87,3 +88,49 @@ def test_a_commit_that_drops_gradients_which_no_row_had_says_so_once(pool_root: 
     assert [(warning.category, warning.filename) for warning in told] == [(RuntimeWarning, __file__)]
     assert "(table 't') that no rows.optimizer.step() had" in str(told[0].message)
     life.pool.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"model": {"deep": nn.Linear(1, 1)}}, "model: a dict; it must be an nn.Module.*ModuleDict"),
+        ({"optimizer": None}, r"optimizer: a NoneType has no param_groups.*none \(\[\]\)"),
+        ({"optimizer": {"deep": adam(nn.Linear(1, 1))}}, "optimizer: a dict has no param_groups"),
+        ({"scheduler": {"scheduler": None, "interval": "step"}}, "scheduler: a dict has no state_dict"),
+        ({"loader": torch.utils.data.DataLoader([1, 2])}, "loader: a DataLoader has no position.*pool.step"),
+    ],
+    ids=lambda given: next(iter(given), None) if isinstance(given, dict) else None,
+)
+def test_what_trainers_keep_in_other_forms_is_named_with_the_form_that_is_wanted(
+    given: dict[str, Any], says: str, pool_root: Path
+) -> None:
+    with Pool(pool_root / "pool") as pool, pytest.raises(ConfigError, match=says):
+        Checkpoint(pool, **{"model": nn.Identity(), "optimizer": [], **given})
+
+
+def test_a_loss_where_the_cursor_belongs_and_losses_by_name_are_step_errors_and_commit_nothing(pool_root: Path) -> None:
+    life = Life(pool_root / "pool", lambda rows: Parts(model := small_model(), adam(model)), life=1)
+    with pytest.raises(StepError, match=r"cursor: tensor\(1\.\).*commit\(loss=loss\)"):
+        life.checkpoint.commit(torch.tensor(1.0))  # type: ignore[arg-type]
+    with pytest.raises(StepError, match=r"loss: \{'click': 1.0\}; a step has one"):
+        life.checkpoint.commit(loss={"click": 1.0})  # type: ignore[arg-type]
+    assert life.pool.step == 0
+    life.pool.close()
+
+
+def test_a_model_of_tables_alone_trains_without_an_optimizer_of_a_dense_part(pool_root: Path) -> None:
+    def make(rows: EmbeddingBagCollection) -> Parts:
+        return Parts(rows, rows.optimizer, {"optimizer": []})
+
+    def life(directory: Path, number: int, last_step: int) -> str:
+        run = Life(directory, make, life=number)
+        while run.pool.step < last_step:
+            loss = run.rows(jagged(random_bags(["f"], 20, 4, seed=run.pool.step))).values().square().mean()
+            loss.backward()
+            run.rows.optimizer.step()
+            run.checkpoint.commit(loss=loss)
+        run.pool.close()
+        return digest_pool(_core.Reader(str(directory))).whole
+
+    life(pool_root / "stopped", 1, 3)
+    assert life(pool_root / "stopped", 2, 5) == life(pool_root / "whole", 1, 5)

@@ -11,8 +11,9 @@ Invariants
 
 from __future__ import annotations
 
+import operator
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ class Checkpoint:
     what a loop may hold besides. A pool has one dense state, that of the Checkpoint that was made or resumed last.
 
     Raises StateError that names what cannot be written down (a lambda in a scheduler, an open file), or a parameter
-    that an optimizer steps and nothing holds.
+    that an optimizer steps and nothing holds; ConfigError for an argument of another kind.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Checkpoint:
         *,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-        scheduler: Stateful | Sequence[Stateful] = (),
+        scheduler: Stateful | Sequence[Stateful] | None = (),
         scaler: Stateful | None = None,
         loader: SeekableLoader | None = None,
         extra: Mapping[str, Any] | None = None,
@@ -70,14 +71,19 @@ class Checkpoint:
         self._loader = loader
         if isinstance(loader, Loader):
             loader.look_ahead(LookAhead(pool))
+        elif loader is not None and not hasattr(loader, "seek"):
+            raise ConfigError(
+                f"loader: a {type(loader).__name__} has no position to be sought: give a holdfast.data.Loader, or make "
+                "batches from pool.step and leave it out; a loader that has a state_dict may be among extra"
+            )
         self._losses: Queue | None = None
         self._collections = list(pool.collections)
         self._has_resumed = False
         self._state = TrainingState(
             model=model,
-            optimizers=[optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer),
+            optimizers=_several("optimizer", optimizer, "param_groups"),
             row_optimizers=[collection.optimizer for collection in pool.collections],
-            schedulers=list(scheduler) if isinstance(scheduler, Sequence) else [scheduler],
+            schedulers=_several("scheduler", () if scheduler is None else scheduler, "state_dict"),
             scaler=scaler,
             loader=loader,
             extra=extra,
@@ -162,7 +168,10 @@ class Checkpoint:
         if loss is None:
             return self.commit_with(cursor, None)
         if not isinstance(loss, Tensor):
-            loss = torch.tensor(float(loss), dtype=torch.float64)
+            try:
+                loss = torch.tensor(float(loss), dtype=torch.float64)
+            except (TypeError, ValueError) as error:
+                raise StepError(f"loss: {loss!r:.60}; a step has one, a tensor of one element or a number") from error
         if loss.numel() != 1:
             raise StepError(f"a loss of {loss.numel()} elements: a step has one, their mean or sum")
         if self._losses is None:
@@ -179,6 +188,12 @@ class Checkpoint:
         self._check_writes()
         if cursor is None:
             cursor = self._pool.step + 1 if self._loader is None else self._loader.samples
+        try:
+            cursor = operator.index(cursor)
+        except TypeError as error:
+            raise StepError(
+                f"cursor: {cursor!r:.60}; it is a number of samples, and the loss is given by name: commit(loss=loss)"
+            ) from error
         dense = None
         if self._pool.dense_due:
             dense = self._dense_state(cursor, exchange=exchange)
@@ -219,8 +234,26 @@ class Checkpoint:
         return self._ranks.collect(cursor)
 
 
+def _several(name: str, given: Any, needed: str) -> list[Any]:
+    """One, or several, as a list. Raises ConfigError for one that does not have what is needed."""
+    is_one = hasattr(given, needed) or isinstance(given, Mapping) or not isinstance(given, Iterable)
+    several = [given] if is_one else list(given)
+    for item in several:
+        if not hasattr(item, needed):
+            raise ConfigError(
+                f"{name}: a {type(item).__name__} has no {needed}: give those of torch.optim themselves, one or a list "
+                "of several or none ([]); what wraps them belongs into extra"
+            )
+    return several
+
+
 def _refuse_parallel(model: nn.Module) -> None:
-    """Raises ConfigError for a model that torch divides or averages."""
+    """Raises ConfigError for a model that torch divides or averages, and for what is no module."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model: a {type(model).__name__}; it must be an nn.Module: give several as one nn.ModuleDict or "
+            "nn.ModuleList, or all but one to extra"
+        )
     whole = "give the module as it is, whole on every rank, and call pool.average_gradients(model) after backward"
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ConfigError(
