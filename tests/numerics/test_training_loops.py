@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import pickle
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from elsewhere import Elsewhere
 from torch import Tensor, nn
 
 from holdfast import (
@@ -544,6 +546,28 @@ def test_pytorchs_default_dtype_changes_no_bit_of_a_row(pool_root: Path, ways: A
             found.append(rows.read(0, torch.arange(20)))
         assert found[-1].dtype == torch.float32
         assert same_bits(found[-1], found[0])
+
+
+@pytest.mark.parametrize("medium", ["memory", "block"])
+def test_pytorchs_default_device_is_none_of_holdfasts(pool_root: Path, medium: Any):
+    """As a script that trains its network on a GPU may set it: resume took its tensors for the host's."""
+    found = []
+    for mode in (contextlib.nullcontext(), Elsewhere()):
+        directory = pool_root / type(mode).__name__
+        for steps in (2, 4):
+            with mode, Pool(directory, seed=1, medium=medium) as pool:
+                rows = EmbeddingBagCollection(pool, TABLES, optimizer=SGD(lr=0.1))
+                head = nn.Linear(rows.output_width, 1)
+                checkpoint = Checkpoint(pool, model=head, optimizer=torch.optim.SGD(head.parameters()))
+                checkpoint.resume()
+                while pool.step < steps:
+                    loss = rows(jagged(bags_of(pool.step))).values().square().sum()
+                    loss.backward()
+                    clip_grad_norm_([], rows, 1.7)
+                    rows.optimizer.step()
+                    checkpoint.commit(loss=1.0)
+                found.append(rows.read(0, torch.arange(20)))
+    assert same_bits(found[2], found[0]) and same_bits(found[3], found[1])
 
 
 @pytest.mark.parametrize("setting", ["lr", "weight_decay"])

@@ -127,13 +127,13 @@ def host_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
 
     torch keeps page-locked memory that was freed, and gives it out again once the copies that used it are done.
     """
-    return torch.empty(tuple(shape), dtype=dtype, pin_memory=device.type == "cuda")
+    return torch.empty(tuple(shape), dtype=dtype, pin_memory=device.type == "cuda", device="cpu")
 
 
 def _page_locked(tensor: torch.Tensor) -> torch.Tensor:
     """A copy. By NumPy, in this thread: torch would have its whole team of threads copy half a megabyte, and each of
     them is waited for."""
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True, device="cpu")
     copy.view(-1).view(torch.uint8).numpy()[...] = tensor.contiguous().view(-1).view(torch.uint8).numpy()
     return copy
 

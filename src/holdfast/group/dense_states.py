@@ -106,12 +106,12 @@ class DenseStates:
         """To the keeper. On its way when this returns."""
         self._wait_for_sent()
         packed = _Packed.of(state)
-        self._group.to_keeper(torch.tensor(packed.sizes), "the dense state's size").wait()
+        self._group.to_keeper(torch.tensor(packed.sizes, device="cpu"), "the dense state's size").wait()
         self._sent = packed.data, self._group.to_keeper(packed.data, "the dense state")
 
     def _receive(self) -> tuple[_Packed, Pending]:
         """From rank 0. On its way when this returns."""
-        sizes = torch.zeros(2, dtype=torch.int64)
+        sizes = torch.zeros(2, dtype=torch.int64, device="cpu")
         self._group.to_keeper(sizes, "the dense state's size").wait()
         packed = _Packed.room_for(*sizes.tolist())
         return packed, self._group.to_keeper(packed.data, "the dense state")
@@ -126,7 +126,7 @@ class _Packed:
 
     @classmethod
     def of(cls, state: DenseState) -> _Packed:
-        data = torch.zeros(len(state.structure) + state.tensors_bytes, dtype=torch.uint8)
+        data = torch.zeros(len(state.structure) + state.tensors_bytes, dtype=torch.uint8, device="cpu")
         begin = data.data_ptr()
         ctypes.memmove(begin, state.structure, len(state.structure))
         for address, count, offset in state.tensors:
@@ -139,7 +139,7 @@ class _Packed:
         try:
             if min(structure_bytes, tensors_bytes) < 0:
                 raise RuntimeError("no sizes")
-            return cls(structure_bytes, torch.empty(structure_bytes + tensors_bytes, dtype=torch.uint8))
+            return cls(structure_bytes, torch.empty(structure_bytes + tensors_bytes, dtype=torch.uint8, device="cpu"))
         except RuntimeError as error:
             raise GroupError(
                 f"rank 0 has a dense state of {structure_bytes} + {tensors_bytes} bytes, which this rank cannot take: "

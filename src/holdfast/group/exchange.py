@@ -97,12 +97,12 @@ class Exchange:
             of_trainers = batch.headers[: begins[len(roles.trainers)]].reshape(len(roles.trainers), -1)
             batch.counts = np.ascontiguousarray(of_trainers[:, Status.WIDTH :]).reshape(len(roles.trainers), -1, 2)
             received_words[: len(roles.trainers)] = self._router.message_words(batch.counts)
-        message = torch.empty(0, dtype=torch.int32)
+        message = torch.empty(0, dtype=torch.int32, device="cpu")
         if batch.route is not None:
             message = torch.from_numpy(batch.route.message)
             for owner, words in zip(roles.owners, batch.route.message_words, strict=True):
                 sent_words[owner] = int(words)
-        batch.messages = torch.empty(sum(received_words), dtype=torch.int32)
+        batch.messages = torch.empty(sum(received_words), dtype=torch.int32, device="cpu")
         batch.ids = group.all_to_all(batch.messages, received_words, message, sent_words, "ids")
 
     def plan(self, batch: Travelling, *, evaluates: bool) -> None:
@@ -132,8 +132,8 @@ class Exchange:
         if batch.route is not None:
             for owner, num_ids in zip(roles.owners, num_ids_in(batch.route.counts).sum(axis=1), strict=True):
                 received_splits[owner] = int(num_ids)
-        received = torch.empty(sum(received_splits), dtype=torch.float32)
-        sent = torch.empty(0, dtype=torch.float32) if gradients is None else gradients
+        received = torch.empty(sum(received_splits), dtype=torch.float32, device="cpu")
+        sent = torch.empty(0, dtype=torch.float32, device="cpu") if gradients is None else gradients
         return group.all_to_all(received, received_splits, sent, sent_splits, "gradients of weights"), received
 
     def _vectors(
@@ -148,8 +148,8 @@ class Exchange:
             for owner, floats in zip(roles.owners, batch.route.block_floats, strict=True):
                 of_trainer[owner] = int(floats)
         sent_splits, received_splits = (of_owner, of_trainer) if towards_trainers else (of_trainer, of_owner)
-        received = torch.empty(sum(received_splits), dtype=torch.float32)
-        sent = torch.empty(0, dtype=torch.float32) if sent is None else sent
+        received = torch.empty(sum(received_splits), dtype=torch.float32, device="cpu")
+        sent = torch.empty(0, dtype=torch.float32, device="cpu") if sent is None else sent
         return group.all_to_all(received, received_splits, sent, sent_splits, what), received
 
 

@@ -54,7 +54,9 @@ class GradientAverage:
         of_kinds: dict[_Kind, list[Tensor]] = {}
         for tensor in tensors:
             of_kinds.setdefault((tensor.dtype, self._group.device_of_sums(tensor.device)), []).append(tensor)
-        presence = torch.tensor([float(tensor.grad is not None) for tensor in tensors], dtype=torch.float32)
+        presence = torch.tensor(
+            [float(tensor.grad is not None) for tensor in tensors], dtype=torch.float32, device="cpu"
+        )
         tail = presence if beside is None else torch.cat([beside.detach().reshape(-1).cpu(), presence])
         # Through the hosts float32 goes in any case: with it travels who has a gradient. What goes there is waited for
         # first, since it is that way that a rank which is gone is noticed soon; so what goes another way begins before.

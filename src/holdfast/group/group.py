@@ -241,8 +241,8 @@ class Group:
         if self.num_trainers == 1:
             return [list(numbers)]
         count, trainers = len(numbers), self.num_trainers
-        rows = torch.empty(trainers * count, dtype=torch.int64)
-        mine = torch.tensor(numbers, dtype=torch.int64)
+        rows = torch.empty(trainers * count, dtype=torch.int64, device="cpu")
+        mine = torch.tensor(numbers, dtype=torch.int64, device="cpu")
         self._begin(lambda: self._between_trainers.all_gather(rows, [count] * trainers, mine), what).wait()
         everyones: list[list[int]] = rows.view(trainers, count).tolist()
         return everyones
@@ -262,13 +262,13 @@ class Group:
         if num_ranks == 1:
             return [data]
         group = self._between_trainers.process_group if among_trainers else self._world
-        sizes = torch.empty(num_ranks, 1, dtype=torch.int64)
-        size = torch.tensor([len(data)])
+        sizes = torch.empty(num_ranks, 1, dtype=torch.int64, device="cpu")
+        size = torch.tensor([len(data)], device="cpu")
         self._begin(lambda: dist.all_gather(list(sizes), size, group, async_op=True), what).wait()
         width = max(1, int(sizes.max()))
-        padded = torch.zeros(width, dtype=torch.uint8)
+        padded = torch.zeros(width, dtype=torch.uint8, device="cpu")
         padded[: len(data)] = torch.frombuffer(bytearray(data + b"\0"), dtype=torch.uint8)[:-1]
-        parts = torch.empty(num_ranks, width, dtype=torch.uint8)
+        parts = torch.empty(num_ranks, width, dtype=torch.uint8, device="cpu")
         self._begin(lambda: dist.all_gather(list(parts), padded, group, async_op=True), what).wait()
         return [bytes(part[: int(size)].numpy()) for part, size in zip(parts, sizes, strict=True)]
 
@@ -276,14 +276,14 @@ class Group:
         """The bytes of rank `source`, on all ranks."""
         if self.world_size == 1:
             return data or b""
-        size = torch.tensor([len(data or b"")])
+        size = torch.tensor([len(data or b"")], device="cpu")
         self._begin(lambda: dist.broadcast(size, source, group=self._world, async_op=True), what).wait()
         if int(size) == 0:
             return b""
         if self.rank == source:
             buffer = torch.frombuffer(bytearray(data or b""), dtype=torch.uint8)
         else:
-            buffer = torch.empty(int(size), dtype=torch.uint8)
+            buffer = torch.empty(int(size), dtype=torch.uint8, device="cpu")
         self._begin(lambda: dist.broadcast(buffer, source, group=self._world, async_op=True), what).wait()
         return bytes(buffer.numpy())
 

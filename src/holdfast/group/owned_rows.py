@@ -112,7 +112,7 @@ class OwnedNearMemory:
         return pooled
 
     def weight_gradients(self, captured: _core.Capture, grad: Tensor, num_ids: NDArray[np.int64]) -> Tensor:
-        out = torch.empty(int(num_ids.sum()), dtype=torch.float32)
+        out = torch.empty(int(num_ids.sum()), dtype=torch.float32, device="cpu")
         for number, ids in _ids_by_feature(num_ids):
             self._part.scale_gradients(captured, number, _row(grad), out[ids].numpy())
         return out
@@ -181,7 +181,7 @@ class OwnedInSlots:
         return pooled
 
     def weight_gradients(self, captured: SlotBatch, grad: Tensor, num_ids: NDArray[np.int64]) -> Tensor:
-        out = torch.empty(int(num_ids.sum()), dtype=torch.float32)
+        out = torch.empty(int(num_ids.sum()), dtype=torch.float32, device="cpu")
         places = dict(_ids_by_feature(num_ids))
         num_trainers = len(num_ids)
         for features, found in self._slots.lookup_gradients(captured, self._on_device(grad)):
@@ -234,7 +234,7 @@ def _ids_by_feature(num_ids: NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
 
 
 def _empty_for(plan: _core.Plan) -> Tensor:
-    return torch.empty(sum(plan.output_floats), dtype=torch.float32)
+    return torch.empty(sum(plan.output_floats), dtype=torch.float32, device="cpu")
 
 
 def _row(values: Tensor) -> NDArray[np.float32]:

@@ -162,7 +162,7 @@ def checksums_of(
         for group in optimizer.param_groups:
             settings += [float(group[name]) for name in ("lr", "eps", "weight_decay")]
             settings += [float(beta) for beta in group["betas"]]
-    of_settings = checksum_of([torch.tensor(settings, dtype=torch.float64)]) >> 1
+    of_settings = checksum_of([torch.tensor(settings, dtype=torch.float64, device="cpu")]) >> 1
     return of_settings << 32 | checksum_of(parameters)
 
 

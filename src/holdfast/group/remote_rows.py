@@ -261,7 +261,7 @@ class RemoteRows:
         self._go_on()
         vectors.pending.wait()
         if batch.route is None:
-            return torch.empty(0, self._width, dtype=torch.float32)
+            return torch.empty(0, self._width, dtype=torch.float32, device="cpu")
         out = host_empty((batch.route.num_bags, self._width), torch.float32, self.device)
         batch.route.combine(vectors.received.numpy(), out.numpy())
         return sent(out, self.device, self._to_device)
@@ -280,7 +280,7 @@ class RemoteRows:
         if route is not None and grad is not None:
             arrived = Arriving(grad.to(torch.float32).contiguous(), self._to_host).wait().numpy()
             is_finite = _core.all_finite(arrived)
-            spread = torch.empty(sum(route.block_floats), dtype=torch.float32)
+            spread = torch.empty(sum(route.block_floats), dtype=torch.float32, device="cpu")
             route.spread(arrived, spread.numpy())
         pending, received = self._exchange.send_gradients(captured.batch, spread)
         self._gradients.append((captured, _OnTheirWay(pending, received, spread)))
@@ -318,7 +318,7 @@ class RemoteRows:
         square = 0.0
         if self._owned is not None:
             square = self._owned.sum_of_squares(arrived)
-        total = torch.tensor(square / self._pool.group.num_trainers**2, dtype=torch.float64)
+        total = torch.tensor(square / self._pool.group.num_trainers**2, dtype=torch.float64, device="cpu")
         self._pool.group.sum_over_all(total, "the gradients' norm").wait()
         return total.to(self.device)
 

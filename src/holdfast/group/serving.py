@@ -47,9 +47,9 @@ class Verb(IntEnum):
 
 def message(verb: Verb, *numbers: float) -> torch.Tensor:
     """float64 ``[MESSAGE_NUMBERS]``: whole numbers up to 2**53 are exact."""
-    said = torch.zeros(MESSAGE_NUMBERS, dtype=torch.float64)
+    said = torch.zeros(MESSAGE_NUMBERS, dtype=torch.float64, device="cpu")
     said[0] = verb
-    said[1 : 1 + len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
+    said[1 : 1 + len(numbers)] = torch.tensor(numbers, dtype=torch.float64, device="cpu")
     return said
 
 
@@ -58,7 +58,7 @@ def serve_until(pool: SharedPool, *last: Verb) -> Verb:
     gone."""
     verb = None
     while verb not in last:
-        said = torch.zeros(MESSAGE_NUMBERS, dtype=torch.float64)
+        said = torch.zeros(MESSAGE_NUMBERS, dtype=torch.float64, device="cpu")
         pool.group.tell_memory_ranks(said, "rank 0 to say what comes next").wait()
         code, first, *numbers = said.tolist()
         verb = Verb(int(code))

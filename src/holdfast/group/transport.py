@@ -192,7 +192,7 @@ class Transport:
         for number, buffer in enumerate(self._buffers):
             if buffer.dtype == dtype and len(buffer) == count:
                 return self._buffers.pop(number)
-        return torch.empty(count, dtype=dtype)
+        return torch.empty(count, dtype=dtype, device="cpu")
 
     def give_back(self, buffer: Tensor) -> None:
         self._buffers = [kept for kept in self._buffers if kept.dtype != buffer.dtype]

@@ -155,7 +155,7 @@ def _whole(field: str, value: Any, bad: Callable[[str, object, str], ConfigError
 
 def _can_begin_within(low: float, high: float, dtype: torch.dtype) -> bool:
     """Whether rows that are drawn from [low, high), in float32, are finite in their dtype."""
-    drawn = torch.tensor([low, high, high - low], dtype=torch.float32)
+    drawn = torch.tensor([low, high, high - low], dtype=torch.float32, device="cpu")
     return bool(drawn.isfinite().all()) and bool(drawn[:2].to(dtype).isfinite().all())
 
 

@@ -304,11 +304,11 @@ class RowCollection(nn.Module):
         of_table = self._tables[table]
         column = self._columns.index(next(iter(of_table.feature_names)))
         begin = sum(self._dims[:column])
-        out = torch.empty((len(ids), of_table.embedding_dim), dtype=torch.float32)
+        out = torch.empty((len(ids), of_table.embedding_dim), dtype=torch.float32, device="cpu")
         at_once = max(1, _READ_AT_ONCE_FLOATS // sum(self._dims))  # an evaluation has columns for every feature
         for first in range(0, len(ids), at_once):
             some = ids[first : first + at_once]
-            bags = torch.arange(len(self._columns) * len(some) + 1)
+            bags = torch.arange(len(self._columns) * len(some) + 1, device="cpu")
             jagged = JaggedFeatures(self._columns, some, (bags - column * len(some)).clamp(0, len(some)))
             with torch.no_grad():
                 pooled = self._access.evaluate(self._plan(jagged, None, ahead=False, evaluates=True))
@@ -338,7 +338,11 @@ def clip_grad_norm_(
     norms = [torch.linalg.vector_norm(g) for g in gradients]
     norms += [collection.gradient_norm() for collection in group]
     device = next((norm.device for norm in norms if norm.device.type != "cpu"), torch.device("cpu"))
-    total = torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms])) if norms else torch.zeros(())
+    total = (
+        torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]))
+        if norms
+        else torch.zeros((), device=device)
+    )
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     factors = {device: factor.to(device) for device in {gradient.device for gradient in gradients}}
     for gradient in gradients:
@@ -361,7 +365,7 @@ def offsets_of(jagged: KeyedJagged) -> Tensor:
     if hasattr(jagged, "offsets"):
         return jagged.offsets()
     lengths: Tensor = jagged.lengths()  # type: ignore[attr-defined]
-    return torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
+    return torch.cat((torch.zeros(1, dtype=torch.int64, device=lengths.device), lengths.cumsum(0)))
 
 
 def _cpu(tensor: Tensor, what: str, dtype: torch.dtype | None) -> Tensor:

@@ -96,7 +96,7 @@ class NearMemoryRows:
         kept = KeptGradient.of(grad)
         self._gradients.append((captured, kept, Arriving(kept.made, self._to_host)))
         if kept.made.device.type == "cpu":
-            return torch.tensor(float(first) if _core.all_finite(kept.made.numpy()) else float("nan"))
+            return torch.tensor(float(first) if _core.all_finite(kept.made.numpy()) else float("nan"), device="cpu")
         return torch.where(kept.made.isfinite().all(), float(first), float("nan"))
 
     def weight_gradient(self, captured: _core.Capture, grad: Tensor, out: Tensor) -> None:

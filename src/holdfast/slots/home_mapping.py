@@ -51,7 +51,7 @@ class HomeMapping:
 
     def _map(self) -> None:
         self._core = self._pool.core
-        bases = torch.zeros(len(self._core.tables), 2, dtype=torch.int64)
+        bases = torch.zeros(len(self._core.tables), 2, dtype=torch.int64, device="cpu")
         registered: list[int] = []
         for number in self._numbers:
             mapping = self._core.mapping(number)

@@ -33,7 +33,7 @@ class KeysInSlots:
         self._specs = {number: pool.core.tables[number] for number in numbers}
         num_tables = max(numbers) + 1
         bounds = [(0.0, 0.0)] * num_tables
-        admit_after = torch.zeros(num_tables, dtype=torch.int64)
+        admit_after = torch.zeros(num_tables, dtype=torch.int64, device="cpu")
         for number, spec in self._specs.items():
             bounds[number] = (spec.init_low, spec.init_high)
             admit_after[number] = spec.admit_after
@@ -45,7 +45,7 @@ class KeysInSlots:
             pool.core.oldest_keys(number) if number in self._specs else [0] for number in range(num_tables)
         ]
         # A table's are one behind the other: one for each of its shards, where these count for themselves.
-        lengths = torch.tensor([len(oldest) for oldest in self._oldest_then])
+        lengths = torch.tensor([len(oldest) for oldest in self._oldest_then], device="cpu")
         self._first = (lengths.cumsum(0) - lengths).to(device)
         self._has_shards = bool((lengths > 1).any())
         self._by_shard = (lengths > 1).to(device)

@@ -110,4 +110,4 @@ def bytes_of(weights: Tensor) -> Any:
 
 def floats_of(state: Tensor | None) -> Any:
     """As the core takes them; none where there is no state."""
-    return (torch.empty(0, dtype=torch.float32) if state is None else state.view(-1)).numpy()
+    return (torch.empty(0, dtype=torch.float32, device="cpu") if state is None else state.view(-1)).numpy()

@@ -92,7 +92,7 @@ def unpack(structure: bytes, tensors: bytes | bytearray | memoryview) -> Any:
         raise Corrupted(f"state: the tensors should have {total} bytes, there are {view.nbytes}")
     out = []
     for (dtype, shape), offset in zip(records, offsets, strict=True):
-        tensor = torch.empty(shape, dtype=dtype)
+        tensor = torch.empty(shape, dtype=dtype, device="cpu")
         if tensor.numel():
             destination = tensor.view(-1).view(torch.uint8).numpy()
             destination[:] = np.frombuffer(view, dtype=np.uint8, count=destination.size, offset=offset)

@@ -169,7 +169,7 @@ class Checkpoint:
             return self.commit_with(cursor, None)
         if not isinstance(loss, Tensor):
             try:
-                loss = torch.tensor(float(loss), dtype=torch.float64)
+                loss = torch.tensor(float(loss), dtype=torch.float64, device="cpu")
             except (TypeError, ValueError) as error:
                 raise StepError(f"loss: {loss!r:.60}; a step has one, a tensor of one element or a number") from error
         if loss.numel() != 1:

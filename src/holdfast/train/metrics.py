@@ -46,7 +46,7 @@ class ScoreCollector:
     def evaluate(self) -> Evaluation:
         """Of all samples so far."""
         if not self._logits:
-            return evaluate_scores(torch.empty(0), torch.empty(0))
+            return evaluate_scores(torch.empty(0, device="cpu"), torch.empty(0, device="cpu"))
         return evaluate_scores(torch.cat(self._logits), torch.cat(self._labels))
 
 
