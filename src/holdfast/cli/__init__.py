@@ -21,6 +21,7 @@ import typer
 from holdfast.cli import data, groups, keeping, moving, pools, proving, training
 from holdfast.cli.options import add_command
 from holdfast.errors import HoldfastError
+from holdfast.files.descriptors import fill_standard_descriptors
 from holdfast.files.names import advice_on
 from holdfast.state.reproducibility import prepare_environment
 
@@ -72,6 +73,7 @@ def _options(
 def main() -> None:
     """The entry point of `holdfast` and `python -m holdfast`."""
     environment = dict(os.environ)
+    fill_standard_descriptors()
     prepare_environment()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # which a closed one is not

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from holdfast import _core
 from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss, PoolNotFound, StateError, StepError
+from holdfast.files.descriptors import fill_standard_descriptors
 from holdfast.pools.behind import Behind
 from holdfast.pools.dense_state import DenseState, commit_to
 from holdfast.pools.dial import MediumDial
@@ -96,6 +97,7 @@ class Pool(Behind):
 
     def __new__(cls, directory: str | os.PathLike[str], *, group: GroupOptions | None = None, **_: Any) -> Self:
         """A SharedPool where one is wanted."""
+        fill_standard_descriptors()
         _core.suggest_num_threads(default_threads())
         where = below_home(directory)
         asks = group is not None and (bool(group.memory_ranks_at) or begins_a_group(where))
@@ -358,8 +360,7 @@ class Pool(Behind):
         """Says to ranks that serve that what was begun is over."""
 
     def dense_state(self) -> tuple[bytes, bytes] | None:
-        """The newest dense state: JSON text and the bytes of tensors, as state_tree.unpack takes them; None in a new
-        pool."""
+        """The newest dense state: JSON and bytes of tensors, as state_tree.unpack takes them; None in a new pool."""
         if self._behind is not None:
             self.drain()
         return self.core.dense_state()
