@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -70,8 +70,14 @@ class StopSignals:
         now = time.monotonic()
         if self.number is None:
             self.number, self._at = number, now
-            os.write(2, b"\nstopping: the step is being finished (once more to stop at once)\n")
+            _say(b"\nstopping: the step is being finished (once more to stop at once)\n")
         elif now - self._at >= 1.0:
-            show_cursor = b"\x1b[?25h" if sys.stdout.isatty() else b""
-            os.write(2, show_cursor + b"stopped at once; the next start recovers the pool\n")
+            show_cursor = b"\x1b[?25h" if sys.stdout is not None and sys.stdout.isatty() else b""
+            _say(show_cursor + b"stopped at once; the next start recovers the pool\n")
             os._exit(128 + number)
+
+
+def _say(words: bytes) -> None:
+    """To stderr, which may be gone: Ctrl-C meets the `tee` that reads it, too."""
+    with suppress(OSError):
+        os.write(2, words)
