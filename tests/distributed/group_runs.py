@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -17,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from fork_server import ForkServer
+from held_port import held_port
 
 from namespaces import Host
 
@@ -186,14 +185,14 @@ class Ranks:
             "hung_after": hung_after,
             "plain": plain,
             "loop": loop,
-            "port": _free_port() if loop or memory_ranks_at else 0,
             "memory_ranks_at": list(memory_ranks_at),
             "hosts": [host.name for host in hosts],
             "master": hosts[0].address if hosts else "",
             "store": str(life / "store"),
             "sayings": str(life),
         }
-        answer = self._server.ask(request)
+        with held_port() as port:
+            answer = self._server.ask({**request, "port": port})
         for left in (self.go_on, self.go_on.with_suffix(".waiting")):  # those of the next life wait anew
             left.unlink(missing_ok=True)
         ranks = [self._rank(fate, life) for fate in answer["fates"]]
@@ -250,21 +249,6 @@ def whole(ranks: Ranks, directory: Path, options: Mapping[str, Any], group: str 
     life = run(ranks, directory, options, group, **how)
     assert life.ended_well, life.errors()
     return digest(directory)
-
-
-# Below those that the kernel gives to whoever asks for any: one of these may be taken, by gloo's own sockets for
-# instance, before the rank that is to listen has begun. Processes that test side by side begin at different ones.
-_PORTS = range(20_000, 32_000)
-_next_port = count(os.getpid() * 97)
-
-
-def _free_port() -> int:
-    for number in _next_port:
-        port = _PORTS[number % len(_PORTS)]
-        with socket.socket() as listening, suppress(OSError):
-            listening.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("unreachable")
 
 
 def pool_parent() -> Path:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
+from held_port import held_port
 
 from group_runs import SRC
 
@@ -42,18 +42,16 @@ def address_of(digits: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 def listening(**environment: str) -> list[list[ipaddress.IPv4Address | ipaddress.IPv6Address]]:
     """Of each rank of two."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     kept = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
-    common = {**kept, "WORLD_SIZE": "2", "MASTER_PORT": str(port), "PYTHONPATH": str(SRC), **environment}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK], env={**common, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    said = [process.communicate(timeout=120)[0] for process in started]
+    with held_port() as port:
+        common = {**kept, "WORLD_SIZE": "2", "MASTER_PORT": str(port), "PYTHONPATH": str(SRC), **environment}
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-c", RANK], env={**common, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+            )
+            for rank in range(2)
+        ]
+        said = [process.communicate(timeout=120)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0]
     return [[address_of(digits) for digits in json.loads(text.splitlines()[-1])] for text in said]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import runpy
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from held_port import held_port
 
 from holdfast import _core
 from pages import ROOT, blocks_of, reader_environment, run_blocks, write_files
@@ -77,27 +77,25 @@ def test_a_torchrec_model_moves_into_a_pool(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_two_machines_train_one_pool(pool_root: Path) -> None:
     """Two folders of one machine stand for the two machines, each with storage of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     page = HOWTO / "move-to-two-machines.md"
     machines = []
-    for number, block in enumerate(block for block in blocks_of(page) if block.language == "bash"):
-        folder = pool_root / f"machine-{number}"
-        folder.mkdir()
-        write_files(page, folder)
-        command = block.text.replace("10.0.0.1", "127.0.0.1").replace("eth0", "lo").replace("29500", port)
-        machines.append(
-            subprocess.Popen(
-                ["bash", "-euo", "pipefail", "-c", command],
-                cwd=folder,
-                env=reader_environment(),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
+    with held_port() as port:
+        for number, block in enumerate(block for block in blocks_of(page) if block.language == "bash"):
+            folder = pool_root / f"machine-{number}"
+            folder.mkdir()
+            write_files(page, folder)
+            command = block.text.replace("10.0.0.1", "127.0.0.1").replace("eth0", "lo").replace("29500", str(port))
+            machines.append(
+                subprocess.Popen(
+                    ["bash", "-euo", "pipefail", "-c", command],
+                    cwd=folder,
+                    env=reader_environment(),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
             )
-        )
-    outputs = [machine.communicate(timeout=250)[0] for machine in machines]
+        outputs = [machine.communicate(timeout=250)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], outputs
     assert "trained to step 63" in outputs[0]
     assert (pool_root / "machine-0/pool/dense").is_dir()

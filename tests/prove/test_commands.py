@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from pathlib import Path
+
+from held_port import held_port
 
 from proofs import prove
 
@@ -55,12 +56,10 @@ def test_the_console_script_is_proven_in_an_environment_that_nobody_prepared(poo
 
 
 def test_a_pool_of_several_ranks_is_refused_before_it_is_touched(pool_root: Path, tmp_path: Path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     train = (sys.executable, "-m", "holdfast", "train", config_in(tmp_path), "--pool", pool_root / "pool")
-    found = prove("--steps", "2", "--runs", "1", "--kills", "0", "--", *train, **ranks)
+    with held_port() as port:
+        found = prove("--steps", "2", "--runs", "1", "--kills", "0", "--", *train, **ranks, MASTER_PORT=str(port))
     assert found.code == 2
     assert "it trains a pool of many ranks" in found.err
     assert list(pool_root.iterdir()) == []

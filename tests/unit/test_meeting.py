@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+from held_port import held_port
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from holdfast.errors import ConfigError, GroupError
 from holdfast.group import meeting
-from holdfast.group.meeting import await_others, meet, of_this_group
+from holdfast.group.meeting import await_others, listen_on, meet, of_this_group
 from holdfast.group.notices import Notices
 
 
@@ -36,37 +39,43 @@ def test_a_launcher_that_names_no_address_is_told_which_variable_it_left_out(mon
         meet(1.0)
 
 
-def as_rank(rank: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Of two, whose rank 0 listens at the port that is returned, where nobody does yet."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    for name, value in {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
-        monkeypatch.setenv(name, str(value))
-    return int(port)
+@contextmanager
+def as_rank(rank: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Of two, whose rank 0 listens at the port that this gives, where nobody does yet."""
+    with held_port() as port:
+        for name, value in {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, str(value))
+        yield port
+
+
+def test_the_port_that_ranks_of_a_test_meet_at_is_given_to_nobody_else() -> None:
+    """Two tests side by side were given one, now and then: ranks of the second reached the first one's store."""
+    with held_port() as port, socket.socket() as another:
+        with pytest.raises(OSError, match="in use"):
+            another.bind(("127.0.0.1", port))
+        listen_on("127.0.0.1", port).close()
 
 
 def test_a_rank_whose_rank_0_died_before_it_listened_waits_for_the_timeout_and_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    port = as_rank(1, monkeypatch)
-    began = time.monotonic()
-    with pytest.raises(GroupError, match=rf"rank 1 waited for .*rank 0.*:{port} did not answer within 1 s"):
-        meet(1.0)
-    assert time.monotonic() - began < 2
+    with as_rank(1, monkeypatch) as port:
+        began = time.monotonic()
+        with pytest.raises(GroupError, match=rf"rank 1 waited for .*rank 0.*:{port} did not answer within 1 s"):
+            meet(1.0)
+        assert time.monotonic() - began < 2
 
 
 def test_a_rank_that_is_asked_to_stop_waits_for_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    as_rank(1, monkeypatch)
     began = time.monotonic()
-    with pytest.raises(GroupError, match="stopped"):
+    with as_rank(1, monkeypatch), pytest.raises(GroupError, match="stopped"):
         meet(30.0, lambda: True)
     assert time.monotonic() - began < 5
 
 
 def test_rank_0_names_the_ranks_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    as_rank(0, monkeypatch)
-    met, rank, world_size = meet(30.0)
+    with as_rank(0, monkeypatch):
+        met, rank, world_size = meet(30.0)
     with pytest.raises(GroupError, match=r"rank 0 waited 0\.2 s for rank 1 to be there"):
         await_others(of_this_group(met, rank, world_size, 1.0), rank, world_size, 0.2)
 
@@ -128,11 +137,8 @@ def test_a_process_that_comes_after_all_others_of_a_group_waits_for_the_next_one
 
 def test_where_the_store_is_gone_the_death_of_rank_0_is_named_beside_a_network_that_is_cut_off() -> None:
     """srun and mpirun have no store of their own: it goes with rank 0."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    serving = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-    store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    serving = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", serving.port, is_master=False, wait_for_workers=False)
     notices = Notices(store, rank=1, world_size=2, timeout=5.0, stopping=lambda: False)
     del serving
     error = notices.failure("counts", RuntimeError("Connection closed by peer"))
