@@ -6,15 +6,18 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Event
+from typing import Any
 
 import pytest
 from held_port import held_port
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from holdfast.errors import ConfigError, GroupError
-from holdfast.group import meeting
-from holdfast.group.meeting import await_others, listen_on, meet, of_this_group
+from holdfast.group import meeting, notices
+from holdfast.group.meeting import await_others, listen_on, meet, of_this_group, reach_store
 from holdfast.group.notices import Notices
 
 
@@ -143,3 +146,65 @@ def test_where_the_store_is_gone_the_death_of_rank_0_is_named_beside_a_network_t
     del serving
     error = notices.failure("counts", RuntimeError("Connection closed by peer"))
     assert re.search("rank 0, which has it .*, died or was stopped; or its network is cut off", str(error))
+
+
+class StoppedStore:
+    """A store of a process that was stopped: it answers once that goes on."""
+
+    def __init__(self) -> None:
+        self._store = HashStore()
+        self._goes_on = Event()
+
+    def go_on(self) -> None:
+        self._goes_on.set()
+
+    def __getattr__(self, name: str) -> Any:
+        def answer(*arguments: Any) -> Any:
+            self._goes_on.wait()
+            return getattr(self._store, name)(*arguments)
+
+        return answer
+
+
+@pytest.fixture
+def stopped() -> Iterator[Any]:
+    store = StoppedStore()
+    yield store
+    store.go_on()
+
+
+def test_a_store_whose_process_was_stopped_is_waited_for_until_the_timeout() -> None:
+    """torch's client waits for ever, and is deaf to signals: so did ranks whose rank 0 was frozen while they met."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        port = silent.getsockname()[1]
+        with pytest.raises(GroupError, match=f":{port} did not answer within 1 s: .* was stopped, or is cut off"):
+            reach_store("127.0.0.1", port, 1.0)
+
+
+def test_ranks_that_meet_at_a_store_that_answers_nobody_end_after_the_timeout(stopped: Any) -> None:
+    with pytest.raises(GroupError, match="rank 1 waited for all ranks to be there: whoever has the group's store was"):
+        await_others(stopped, 1, 2, 1.0)
+
+
+def test_ranks_that_meet_at_a_store_that_answers_nobody_hear_of_a_signal(stopped: Any) -> None:
+    began = time.monotonic()
+    with pytest.raises(GroupError, match="rank 1 waited for all ranks to be there"):
+        await_others(stopped, 1, 2, 60.0, lambda: True)
+    assert time.monotonic() - began < 20
+
+
+def test_a_store_that_stalls_while_rank_0_works_has_as_long_as_rank_0(
+    stopped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had three seconds, whatever the group's timeout: a pause of rank 0's process ended the others."""
+    monkeypatch.setattr(notices, "_GRACE_SECONDS", 0.0)
+    ours = Notices(stopped, rank=1, world_size=2, timeout=60.0, stopping=lambda: False)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(ours.await_rank_0, "work")
+        time.sleep(2.0)  # more than the store has where something broke
+        stopped.go_on()
+        with Notices(stopped, rank=0, world_size=2, timeout=60.0, stopping=lambda: False).saying_that_it_lives("work"):
+            pass
+        waiting.result()

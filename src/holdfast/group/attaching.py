@@ -33,6 +33,7 @@ from holdfast import errors
 from holdfast.errors import ConfigError, GroupError, HoldfastError, PoolBusy
 from holdfast.group.meeting import listen_on, meet, of_this_group, stay_on
 from holdfast.group.notices import first_line
+from holdfast.group.store_answers import AskedStore
 
 GO = b"go\n"
 _MOST_BYTES = 1 << 16  # of a line
@@ -166,8 +167,9 @@ def _hear(words: Store, timeout: float, stopping: Callable[[], bool]) -> str:
     """What came of rank 0's knocking: the group's prefix. Raises what rank 0 does."""
     # Rank 0 knocks for as long as the timeout.
     deadline = time.monotonic() + timeout + _HEARING_SECONDS
+    patient = AskedStore(words, timeout + _HEARING_SECONDS, stopping)
     try:
-        while not words.check([_ATTACHED]):
+        while not patient.has(_ATTACHED):
             if stopping():
                 raise GroupError("stopped while rank 0 looked for the memory ranks")
             if time.monotonic() > deadline:
@@ -176,13 +178,13 @@ def _hear(words: Store, timeout: float, stopping: Callable[[], bool]) -> str:
                     "became of it, and start all trainers again"
                 )
             time.sleep(_LOOK_SECONDS)
-        said: Any = json.loads(words.get(_ATTACHED))
-    except (RuntimeError, ValueError) as error:
+        said: Any = json.loads(patient.get(_ATTACHED))
+    except (RuntimeError, TimeoutError, ValueError) as error:
         raise GroupError(f"waited for rank 0 to find the memory ranks: {first_line(error)}") from None
     if isinstance(said, str):
         return said
-    with suppress(RuntimeError):
-        words.add(_HEARD, 1)
+    with suppress(RuntimeError, TimeoutError):
+        patient.add(_HEARD, 1)
     kind, message = said
     raise errors.by_name(kind)(f"rank 0: {message}")
 

@@ -9,7 +9,8 @@ Invariants
 - Rank 0 names the prefix; the others take it once each, and the last of them takes the name away: a process that comes
   later, in place of one that died, waits for the next.
 - Ranks wait for each other here, where a wait hears of a signal and ends after the timeout, before torch and gloo do:
-  torch's client of a store that is not there waits for up to three times as long, and no signal reaches it.
+  torch's client of a store that is not there waits for up to three times as long, of one that was stopped for ever, and
+  no signal reaches it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -32,6 +34,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from holdfast.errors import ConfigError, GroupError
 from holdfast.group.notices import first_line, names_of
+from holdfast.group.store_answers import AskedStore, asked
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK = "lo"
@@ -94,7 +97,7 @@ def reach_store(host: str, port: int, timeout: float, stopping: Callable[[], boo
         while not stopping():
             try:
                 socket.create_connection((host, port), timeout=_CONNECTING_SECONDS).close()
-                return TCPStore(host, port, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+                return asked(partial(_connect, host, port, timeout), deadline - time.monotonic(), stopping)
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise GroupError(f"{host}:{port} did not answer within {timeout:g} s: {error}") from None
@@ -104,13 +107,18 @@ def reach_store(host: str, port: int, timeout: float, stopping: Callable[[], boo
     raise GroupError("stopped")
 
 
+def _connect(host: str, port: int, timeout: float) -> TCPStore:
+    return TCPStore(host, port, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+
+
 def of_this_group(
     met: Store, rank: int, world_size: int, timeout: float, stopping: Callable[[], bool] = lambda: False
 ) -> Store:
     """The part of a store that is this group's alone. All ranks call it for each group. Raises ConfigError where they
     are told different numbers of ranks, GroupError."""
     # torchrun may keep its store when it starts the ranks again.
-    words = PrefixStore(f"holdfast/attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", met)
+    shared = PrefixStore(f"holdfast/attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", met)
+    words = AskedStore(shared, timeout, stopping)
     try:
         if rank == 0:
             prefix = f"{uuid4().hex}-{world_size}"
@@ -119,21 +127,22 @@ def of_this_group(
             prefix = _newly_named(words, timeout, stopping)
             if (ranks := prefix.rpartition("-")[2]) != str(world_size):
                 refusal = f"rank {rank} has WORLD_SIZE = {world_size}, rank 0 has {ranks}: make them the same"
-                raise _refused(PrefixStore(prefix, words), refusal)
+                raise _refused(AskedStore(PrefixStore(prefix, shared), timeout, stopping), refusal)
             if words.add(f"{prefix}/taken", 1) == world_size - 1:
                 words.compare_set(_GROUP, prefix, _NONE)
-    except RuntimeError as error:  # dist.DistError is one
+    except (RuntimeError, TimeoutError) as error:  # dist.DistError is a RuntimeError
         raise GroupError(f"rank {rank} waited for rank 0 to open the pool: {first_line(error)}") from None
     _last_taken[os.getpid()] = prefix
-    return PrefixStore(prefix, words)
+    return PrefixStore(prefix, shared)
 
 
 def await_others(
-    ours: Store, rank: int, world_size: int, timeout: float, stopping: Callable[[], bool] = lambda: False
+    store: Store, rank: int, world_size: int, timeout: float, stopping: Callable[[], bool] = lambda: False
 ) -> None:
     """Until all ranks have called this, with the group's part of the store. Raises ConfigError where two are one rank,
     GroupError, which names those that have not."""
     deadline, pause = time.monotonic() + timeout, 0.001
+    ours = AskedStore(store, timeout, stopping)
     try:
         if ours.add(f"here-{rank}", 1) > 1:
             raise _refused(ours, f"two processes have RANK = {rank}: give each of the {world_size} a number of its own")
@@ -141,10 +150,10 @@ def await_others(
         while here < world_size:
             if stopping():
                 raise GroupError(f"rank {rank} waited for all ranks to be there: stopped")
-            if ours.check([_REFUSED]):
-                raise ConfigError(ours.get(_REFUSED).decode())
+            if ours.has(_REFUSED):
+                raise ConfigError(ours.get(_REFUSED))
             if time.monotonic() > deadline:
-                late = [other for other in range(world_size) if not ours.check([f"here-{other}"])]
+                late = [other for other in range(world_size) if not ours.has(f"here-{other}")]
                 raise GroupError(
                     f"rank {rank} waited {timeout:g} s for {names_of(late)} to be there: see what became of "
                     f"{'it' if len(late) == 1 else 'them'}, and start all ranks again"
@@ -152,21 +161,21 @@ def await_others(
             time.sleep(pause)
             pause = min(2 * pause, _LOOK_SECONDS)
             here = ours.add("here", 0)
-    except RuntimeError as error:  # dist.DistError is one
+    except (RuntimeError, TimeoutError) as error:  # dist.DistError is a RuntimeError
         raise GroupError(f"rank {rank} waited for all ranks to be there: {first_line(error)}") from None
 
 
-def _refused(ours: Store, why: str) -> ConfigError:
+def _refused(ours: AskedStore, why: str) -> ConfigError:
     """What to raise, when those that wait for others have been told."""
     ours.set(_REFUSED, why)
     return ConfigError(why)
 
 
-def _newly_named(words: Store, timeout: float, stopping: Callable[[], bool]) -> str:
+def _newly_named(words: AskedStore, timeout: float, stopping: Callable[[], bool]) -> str:
     """What rank 0 names after the last group that this process was in."""
     last, deadline, pause = _last_taken.get(os.getpid()), time.monotonic() + timeout, 0.001
     while True:
-        named = words.get(_GROUP).decode() if words.check([_GROUP]) else _NONE
+        named = words.get(_GROUP) if words.has(_GROUP) else _NONE
         if named not in (_NONE, last):
             return named
         if stopping():

@@ -12,7 +12,6 @@ import itertools
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from typing import TypeVar
@@ -20,6 +19,7 @@ from typing import TypeVar
 from torch._C._distributed_c10d import HashStore, Store
 
 from holdfast.errors import GroupError
+from holdfast.group.store_answers import asked
 
 _GRACE_WHEN_STOPPED = 0.2
 _GRACE_SECONDS = 3.0  # for the others to say that they are there, once something broke
@@ -83,10 +83,13 @@ class Notices:
             return
         is_over = Event()
 
+        def tell(word: str) -> None:
+            with suppress(RuntimeError, TimeoutError):  # a store that is gone is found out by whoever waits next
+                self._ask(lambda: self._store.set(_done_key(what), word), self._timeout)
+
         def say() -> None:
             for beat in itertools.count():
-                with suppress(RuntimeError):
-                    self._store.set(_done_key(what), f"{_DOING}{beat}")
+                tell(f"{_DOING}{beat}")
                 if is_over.wait(self._timeout / 4):
                     return
 
@@ -97,8 +100,7 @@ class Notices:
         finally:
             is_over.set()
             saying.join()
-            with suppress(RuntimeError):  # a store that is gone is found out by whoever waits next
-                self._store.set(_done_key(what), _DONE)
+            tell(_DONE)
 
     def await_rank_0(self, what: str) -> None:
         key = _done_key(what)
@@ -106,9 +108,12 @@ class Notices:
         pause = 0.001  # seconds: most of what rank 0 does is over soon
         while True:
             try:
-                said = self._ask(lambda: self._store.get(key) if self._store.check([key]) else b"")
+                left = self._timeout - (time.monotonic() - since)  # a store that stalls has as long as rank 0
+                said = self._ask(lambda: self._store.get(key) if self._store.check([key]) else b"", left)
             except (RuntimeError, TimeoutError):
                 self.any_failure = True
+                if self._stopping():
+                    raise GroupError(f"stopped while waiting for {what}") from None
                 raise self._cut_off(what) from None
             if said == _DONE.encode():
                 return
@@ -179,18 +184,9 @@ class Notices:
             )
         return broke
 
-    def _ask(self, question: Callable[[], _Answer]) -> _Answer:
+    def _ask(self, question: Callable[[], _Answer], seconds: float | None = None) -> _Answer:
         """What the store answers. Raises TimeoutError where it does not: over a cable that was cut it never would."""
-        answer: Future[_Answer] = Future()
-
-        def ask() -> None:
-            try:
-                answer.set_result(question())
-            except RuntimeError as error:  # dist.DistError is one
-                answer.set_exception(error)
-
-        Thread(target=ask, name="holdfast-store", daemon=True).start()
-        return answer.result(1.0 if self._stopping() else max(1.0, _GRACE_SECONDS))
+        return asked(question, _GRACE_SECONDS if seconds is None else seconds, self._stopping)
 
     def _cut_off(self, what: str) -> GroupError:
         return GroupError(
