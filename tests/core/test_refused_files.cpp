@@ -471,11 +471,14 @@ void a_lock_that_cannot_be_had_says_why(const std::string& directory) {
                                     {EMFILE, ErrorKind::failed}}) {
     said_where({{"open", {{error}}}}, kind, path + "/lock", lock);
   }
+  said_where({{"open", {{EROFS}}}}, ErrorKind::read_only, "the pool needs write access", lock);
   said_where({{"flock", {{ENOLCK}}}}, ErrorKind::failed, path + "/lock", lock);
   where({{"ftruncate", {{EIO}}}}, lock);  // nothing but a message rests on what it says
   where({{"pwrite", {{EIO}}}}, lock);
   auto held = std::make_unique<PoolLock>(path);
   held->check();
+  said_where({{"fstat", {{EIO}}}}, ErrorKind::failed, "lock: Input/output error; the device failed",
+             [&] { held->check(); });  // which is no removal
   said_where({}, ErrorKind::busy, "in this process already", lock);
   // Another process finds it busy, too, and is told whose it is where that can be read.
   const auto as_child = [&](const Answers& answers, const std::string& words) {
@@ -499,6 +502,12 @@ void a_lock_that_cannot_be_had_says_why(const std::string& directory) {
   };
   as_child({}, "in process " + std::to_string(::getpid()));
   as_child({{"pread", {{EIO}}}}, "in process (unknown)");
+  held.reset();
+  const int shared = ::open((path + "/lock").c_str(), O_RDONLY | O_CLOEXEC);
+  CHECK(shared >= 0 && ::flock(shared, LOCK_SH) == 0);
+  as_child({}, "is being read");  // the number in the file is that of a writer that is gone
+  ::close(shared);
+  held = std::make_unique<PoolLock>(path);
   std::filesystem::remove(path + "/lock");
   said_where({}, ErrorKind::failed, "was removed while the pool was open", [&] { held->check(); });
   PoolLock{path};

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import pytest
 import torch
 
 from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, Pool
-from holdfast.pools.read_only import ReadOnlyPool
+from holdfast.admin.repair import repair_pool
+from holdfast.errors import PoolBusy
+from holdfast.group.founding import GroupLock
+from holdfast.pools.read_only import ReadOnlyPool, locked
 
 
 def collection(pool: Pool | ReadOnlyPool, name: str) -> EmbeddingBagCollection:
@@ -28,3 +33,24 @@ def test_several_collections_of_a_pool_are_evaluated_without_opening_it_for_writ
     reader = ReadOnlyPool(pool_root / "pool")
     for name, values in zip(names, wanted, strict=True):
         assert torch.equal(collection(reader, name).eval()(bags).values(), values)
+
+
+def test_who_finds_a_pool_locked_by_those_that_read_it_is_told_so_and_of_no_process_that_is_gone(pool_root: Path):
+    with Pool(pool_root / "pool") as pool:
+        collection(pool, "users")
+    with locked(pool_root / "pool"):
+        for opens in (Pool, repair_pool, GroupLock):
+            with pytest.raises(PoolBusy, match="is being read"):
+                opens(pool_root / "pool")
+
+
+def test_a_repair_says_who_keeps_others_out(pool_root: Path):
+    with Pool(pool_root / "pool") as pool:
+        collection(pool, "users")
+    (pool_root / "pool" / "lock").write_text("123456789")  # of a writer that was killed
+    with (
+        locked(pool_root / "pool", alone=True),
+        pytest.raises(PoolBusy, match=f"open for writing in process {os.getpid()};"),
+        locked(pool_root / "pool"),
+    ):
+        pass

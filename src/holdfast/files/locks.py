@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -27,6 +28,13 @@ class FileLock:
             raise
         _held.add(self)
 
+    def sign(self) -> None:
+        """Writes into the file which process has it, for those that find it locked; only what they are told suffers
+        where that cannot be written."""
+        with suppress(OSError):
+            os.ftruncate(self.fd, 0)
+            os.pwrite(self.fd, str(os.getpid()).encode(), 0)
+
     def release(self) -> None:
         """May be called again."""
         fd, self.fd = self.fd, -1
@@ -43,6 +51,15 @@ class FileLock:
 
     def __del__(self) -> None:
         self.release()
+
+
+def is_shared(path: Path) -> bool:
+    """Whether nobody has the file's lock alone: those that share it change nothing, and did not sign."""
+    try:
+        with FileLock(path, os.O_RDONLY, shared=True):
+            return True
+    except BlockingIOError:
+        return False
 
 
 _held: weakref.WeakSet[FileLock] = weakref.WeakSet()

@@ -23,7 +23,7 @@ from pathlib import Path
 from holdfast import _core
 from holdfast.errors import ConfigError, Corrupted, PoolBusy, PoolExists, PoolNotFound
 from holdfast.files.durable import make_directory
-from holdfast.files.locks import FileLock
+from holdfast.files.locks import FileLock, is_shared
 from holdfast.group import manifest as manifests
 from holdfast.group.group import Group
 from holdfast.group.layout import TableShards, assign, check_num_shards, lay_out
@@ -33,7 +33,7 @@ from holdfast.pools.directory import SUPERBLOCK, Medium, refusal_of, wants_log_s
 from holdfast.pools.log_medium import LogMedium, directory_of_log, place_apart
 from holdfast.pools.one_rank import OneRank
 from holdfast.pools.opening_options import Mark, OpenOptions
-from holdfast.pools.read_only import new_log_bytes
+from holdfast.pools.read_only import BEING_READ, new_log_bytes
 
 DENSE_DIRECTORY = "dense"
 LOCK_FILE = "lock"
@@ -68,12 +68,12 @@ class GroupLock:
         except FileExistsError as error:
             raise PoolExists(f"{directory} is there already, and is no directory") from error
         except BlockingIOError:
+            if is_shared(directory / LOCK_FILE):
+                raise PoolBusy(f"{directory} {BEING_READ}") from None
             raise PoolBusy(f"{directory} is open for writing by another group; wait for it, or stop it") from None
         except OSError as error:
             raise pool_error(error, f"locking {directory / LOCK_FILE}") from error
-        with suppress(OSError):  # only what is said to others that find it locked suffers
-            os.ftruncate(self._lock.fd, 0)
-            os.write(self._lock.fd, f"{os.getpid()}".encode())
+        self._lock.sign()
 
     def release(self) -> None:
         self._lock.release()

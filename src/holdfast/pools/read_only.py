@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from holdfast import _core
 from holdfast.data.source import DEFAULT_CAPACITY
 from holdfast.errors import Corrupted, PoolBusy, PoolNotFound, PoolOfGroup, PoolReadOnly
-from holdfast.files.locks import FileLock
+from holdfast.files.locks import FileLock, is_shared
 from holdfast.pools.directory import check_vacant, describe_medium, exists, is_of_group, log_bytes_of
 from holdfast.pools.optim import OPTIMIZERS, RowOptimizerSpec
 from holdfast.pools.tables import EmbeddingBagConfig, features_of, find_tables, to_spec
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from holdfast.device.options import DeviceConfig
 
 LOCK_FILE = "lock"
+BEING_READ = "is being read (by holdfast verify, or for a moment by inspect); wait until that is through"
+"""Of a pool whose lock is shared, as core/pool/pool_lock.cpp says it."""
 _SCRATCHPAD_BYTES = 64 << 20  # nothing is trained: only what recovery needs is opened
 _DTYPE_BYTES = (4, 2, 2)
 _EXPECTED_KEYS = 1 << 20
@@ -216,11 +218,15 @@ def _locked(directory: Path, *, alone: bool) -> Iterator[None]:
         yield  # nobody has ever opened it here
         return
     except BlockingIOError:
+        if alone and is_shared(file):
+            raise PoolBusy(f"{directory} {BEING_READ}") from None
         holder = file.read_bytes()[:32].decode(errors="replace").strip() or "(unknown)"
         raise PoolBusy(
             f"{directory} is open for writing in process {holder}; wait for it, stop it, or take a snapshot beside it"
         ) from None
     with lock:
+        if alone:
+            lock.sign()
         yield
 
 
