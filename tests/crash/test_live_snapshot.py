@@ -20,7 +20,7 @@ import pytest
 from crash_runs import HERE, SRC, Zygote, digest, pool_root
 from holdfast import _core
 from holdfast.admin.snapshot import SnapshotSummary, copying, open_chain, restore_snapshot, take_snapshot
-from holdfast.errors import PoolError, StepError
+from holdfast.errors import PoolError, PoolNotFound, StepError
 from holdfast.pools.read_only import at_rest
 
 pytestmark = pytest.mark.thorough
@@ -181,3 +181,28 @@ def test_step_waits_for_its_dense_state(medium: str, zygote: Zygote, root: Path)
     restore_snapshot(root / "snapshot", root / "restored", medium=medium)  # type: ignore[arg-type]
     assert digest(root / "restored") == Reference(zygote, root / "reference", options).digest_at(wanted)
     assert sorted(path.name for path in root.iterdir()) == ["pool", "reference", "restored", "snapshot"]
+
+
+@pytest.mark.parametrize("medium", ["memory", "block"])
+def test_a_copy_that_takes_the_pools_place_meanwhile_is_never_mixed_with_it(
+    medium: str, zygote: Zygote, root: Path
+) -> None:
+    """It is the same pool, of an earlier step, so nothing in its files tells it from the one that was there."""
+    digests = {}
+    for steps in (80, 140):
+        zygote.run(root / "pool", {"medium": medium, "log_bytes": 1 << 17, "steps": steps})
+        digests[steps] = digest(root / "pool")
+        if steps == 80:
+            shutil.copytree(root / "pool", root / "copy")
+
+    def replace(rows: int) -> None:
+        if (root / "copy").exists():
+            (root / "pool").rename(root / "diverged")
+            (root / "copy").rename(root / "pool")
+
+    taken = take_snapshot(root / "pool", root / "snapshot", on_rows=replace)
+    restore_snapshot(root / "snapshot", root / "restored", medium=medium)  # type: ignore[arg-type]
+    assert digest(root / "restored") == digests[taken.step] == digests[80]
+    with pytest.raises(PoolNotFound):
+        take_snapshot(root / "pool", root / "gone", on_rows=lambda _: shutil.rmtree(root / "pool", True))
+    assert not (root / "gone").exists()

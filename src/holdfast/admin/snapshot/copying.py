@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from holdfast import _core
 from holdfast.admin.snapshot.form import TableInfo
 from holdfast.admin.snapshot.rows import Rows
+from holdfast.errors import Overtaken
 from holdfast.files.recycled import recycled
 from holdfast.group.manifest import Manifest
-from holdfast.pools.directory import is_of_group
+from holdfast.pools.directory import SUPERBLOCK, is_of_group
 
 CHUNK_BYTES = 8 << 20
 
@@ -72,12 +73,34 @@ class LivePool(Protocol):
     def initial_weights(self, number: int, rows: NDArray[np.uint64]) -> NDArray[np.uint8]: ...
 
 
+class Place:
+    """A pool's path, at which another one may be put while files are opened there by and by: a copy of the same pool,
+    of another step, has the same identity. To be made before the first of them is opened."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._file = self._look()
+
+    def check(self) -> None:
+        """Raises Overtaken where the pool is not there any more."""
+        if self._look() != self._file:
+            raise Overtaken(f"{self._directory}: the pool was moved or removed while it was read")
+
+    def _look(self) -> tuple[int, int] | None:
+        try:
+            found = (self._directory / SUPERBLOCK).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+
 class PoolCopy:
     """See LivePool."""
 
     group = None
 
     def __init__(self, directory: Path) -> None:
+        self._place = Place(directory)
         self._copy = _core.LiveCopy(str(directory))
         self.tables = tuple(TableInfo.of(table) for table in self._copy.tables)
 
@@ -113,6 +136,7 @@ class PoolCopy:
 
     def settle(self) -> None:
         self._copy.settle()
+        self._place.check()
 
     def rows(self, number: int) -> Iterator[Rows]:
         table = self.tables[number]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast import _core
-from holdfast.admin.snapshot.copying import Fixed, Record, initial_weights, stream
+from holdfast.admin.snapshot.copying import Fixed, Place, Record, initial_weights, stream
 from holdfast.admin.snapshot.form import TableInfo
 from holdfast.admin.snapshot.merged import Merged
 from holdfast.admin.snapshot.rows import Rows
@@ -42,6 +42,7 @@ class GroupCopy:
         for writer in range(len(writers)):
             self.group.check_part(directory, writer)
         self.tables = tuple(TableInfo.of(entry.spec) for entry in self.group.tables)
+        self._places = [Place(path) for path in (*writers, directory / DENSE_DIRECTORY)]
         self._parts = [_core.LiveCopy(str(path), part=True) for path in writers]
         self._slots = _core.LiveCopy(str(directory / DENSE_DIRECTORY))  # no rows
         self._dense = _core.Reader(str(directory / DENSE_DIRECTORY))
@@ -94,6 +95,8 @@ class GroupCopy:
     def settle(self) -> None:
         for part in (*self._parts, self._slots):
             part.settle()
+        for place in self._places:
+            place.check()
         if manifests.read(self._directory) != self.group:
             raise Overtaken(f"{self._directory}: its shards were dealt out anew")
 
