@@ -423,11 +423,14 @@ def test_a_chain_may_be_moved_as_a_whole(chain: Path) -> None:
 
 
 def test_what_is_there_is_not_overwritten_and_what_is_not_there_is_said(holdfast: Commands, chain: Path) -> None:
-    for there in ("full", "pool"):  # of which one is to be removed, least of all the pool
+    (chain / "link").symlink_to(chain / "nowhere")  # for which no directory can be exchanged when all is copied
+    for there in ("full", "pool", "link"):  # of which one is to be removed, least of all the pool
         with pytest.raises(ConfigError, match="is there already; a snapshot makes a new directory, name another"):
             take_snapshot(chain / "pool", chain / there)
     with pytest.raises(PoolExists):
         restore_snapshot(chain / "full", chain / "pool")
+    with pytest.raises(PoolExists, match="link is there already"):
+        restore_snapshot(chain / "full", chain / "link")
     with pytest.raises(PoolNotFound):
         take_snapshot(chain / "full", chain / "new")
     with pytest.raises(FormatMismatch, match="is no snapshot"):

@@ -87,7 +87,7 @@ def import_pool(
 
     Raises PoolExists, and ConfigError that names the table or parameter that is missing or has another shape.
     """
-    if directory.exists():
+    if directory.exists() or directory.is_symlink():
         raise PoolExists(f"{directory} is there already; an import makes a new pool, name another directory")
     make_directory(directory.parent)
     with new_directory(directory, "importing") as partial, assemble(config, partial) as trainer:

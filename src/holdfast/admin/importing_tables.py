@@ -101,7 +101,7 @@ def import_tables(
         raise PoolOfGroup(
             f"{path}: tables are imported by one process into a pool of one; run it without torchrun, before training"
         )
-    if path.exists():
+    if path.exists() or path.is_symlink():
         if exist_ok and exists(path):
             return None
         raise PoolExists(f"{path} is there already; an import makes a new pool, name another directory")

@@ -79,7 +79,7 @@ def restore_snapshot(
     Raises PoolExists, BrokenChain, Corrupted, FormatMismatch, PoolFull, PoolFailed, ConfigError where a table cannot
     have so many rows, or one beyond them is in use; then there is no pool.
     """
-    if pool.exists():
+    if pool.exists() or pool.is_symlink():
         raise PoolExists(f"{pool} is there already; a restore makes a new pool, name another directory")
     chain = open_chain(snapshot)
     for part in chain:

@@ -71,7 +71,7 @@ def take_snapshot(
     Raises PoolNotFound, ConfigError (`dest` is there, or `since` is of other tables), StepError (`step` is
     past, or no run will come to it), Overtaken, PoolFull, Corrupted, UntrustedPool, BrokenChain.
     """
-    if dest.exists():
+    if dest.exists() or dest.is_symlink():
         raise ConfigError(f"{dest} is there already; a snapshot makes a new directory, name another one")
     check_output(dest, overwrite=False)
     if not exists(pool) and not is_of_group(pool):
