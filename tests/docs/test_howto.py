@@ -7,11 +7,13 @@ import re
 import runpy
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from held_port import held_port
 
+import holdfast
 from holdfast import _core
 from pages import ROOT, blocks_of, reader_environment, run_blocks, write_files
 
@@ -45,6 +47,40 @@ def test_a_model_of_embedding_bags_moves_into_a_pool(pool_root: Path) -> None:
     run_blocks(HOWTO / "bring-an-nn-embedding-model.md", pool_root)
     before = runpy.run_path(str(pool_root / "before.py"))["Before"]()
     assert before(torch.tensor([3, 4]), torch.tensor([1, 2, 3]), torch.tensor([0, 2])).shape == (2,)
+
+
+def test_a_trainers_callback_commits_once_for_each_step_of_the_optimizer(pool_root: Path) -> None:
+    (code,) = (block.text for block in blocks_of(HOWTO / "keep-your-trainer.md") if block.language == "python")
+    page = {"holdfast": holdfast, "lightning": SimpleNamespace(Callback=object)}
+    exec(code, page)  # noqa: S102
+
+    def fit(last_step: int) -> int:
+        """As Lightning does, with an accumulation of two batches. Returns where the pool is."""
+        with holdfast.Pool(pool_root / "pool", seed=1) as pool:
+            table = holdfast.EmbeddingBagConfig(name="item", num_embeddings=9, embedding_dim=4, feature_names=["item"])
+            rows = holdfast.EmbeddingBagCollection(pool, [table])
+            module = torch.nn.Linear(4, 1)
+            trainer = SimpleNamespace(
+                optimizers=[torch.optim.Adam(module.parameters())],
+                lr_scheduler_configs=[],
+                global_step=0,
+                should_stop=False,
+            )
+            durable = page["Durable"](pool, last_step)
+            durable.on_fit_start(trainer, module)
+            number = 0
+            while not trainer.should_stop:
+                module(rows({"item": torch.arange(9)}).values()).sum().backward()
+                number += 1
+                if number % 2 == 0:
+                    trainer.optimizers[0].step()
+                    rows.optimizer.step()
+                    trainer.global_step += 1
+                durable.on_train_batch_end(trainer, module, None, None, number)
+            assert number == 2 * trainer.global_step
+            return pool.step
+
+    assert [fit(3), fit(5)] == [3, 5]
 
 
 def test_sequences_train(pool_root: Path) -> None:
