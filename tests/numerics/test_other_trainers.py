@@ -90,6 +90,18 @@ def test_a_commit_that_drops_gradients_which_no_row_had_says_so_once(pool_root: 
     life.pool.close()
 
 
+def test_a_parameter_that_an_optimizer_is_given_on_the_way_and_nothing_holds_ends_the_step_in_an_error(
+    pool_root: Path,
+) -> None:
+    life = Life(pool_root / "pool", lambda rows: Parts(model := small_model(), adam(model)), life=1)
+    life.train(1)
+    life.parts.optimizer.add_param_group({"params": nn.Linear(2, 3).parameters()})
+    with pytest.raises(StateError, match=r"optimizers\[0\].param_groups\[1\]: parameter 0, of shape \(3, 2\).*extra"):
+        life.train(2)
+    assert life.pool.step == 1
+    life.pool.close()
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

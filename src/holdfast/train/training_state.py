@@ -86,6 +86,7 @@ class TrainingState:
         self._objects |= {f"extra[{name!r}]": as_stateful(value) for name, value in (extra or {}).items()}
         self._tensors: list[Tensor] = []
         self._never_finite: set[int] = set()
+        self._num_checked = len(self.parameters)
         check_environment()
         check_model(model)
         resolve_vector_functions()
@@ -97,7 +98,9 @@ class TrainingState:
 
     def collect(self, rng: Mapping[str, Any], cursor: int | None = None, **beside: Any) -> DenseState:
         """All of it as it is now, with the random numbers `rng` and whatever else goes `beside` them. Its tensors live
-        until the next call."""
+        until the next call. Raises StateError for a parameter that an optimizer was given since and nothing holds."""
+        if len(self.parameters) != self._num_checked:
+            self._check_held()
         tree = {
             name: target.state_dict() if hasattr(target, "state_dict") else target
             for name, target in self._objects.items()
@@ -198,6 +201,7 @@ class TrainingState:
                             f"{name}.param_groups[{number}]: parameter {place}, of shape {tuple(parameter.shape)}, is "
                             "no part of the model: give the module that has it to extra"
                         )
+        self._num_checked = len(self.parameters)
 
     def load(self, tree: Mapping[str, Any]) -> None:
         """Warns where `tree` was saved under other circumstances than these. Raises StateError where it, without random
