@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from holdfast import SGD, EmbeddingBagCollection, EmbeddingBagConfig, GroupOptions, Pool, import_tables
 from holdfast.errors import ConfigError, PoolExists, PoolNotFound
@@ -166,6 +167,19 @@ def test_a_relative_directory_is_below_where_the_pool_was_asked_for(
     monkeypatch.chdir(pool_root)
     with Pool("pool") as pool:
         assert not pool.is_new
+
+
+@pytest.mark.parametrize("variable", ["WORLD_SIZE", "LOCAL_WORLD_SIZE"])
+@pytest.mark.parametrize("value", ["", "two", "0"])
+def test_a_number_of_ranks_that_is_none_is_named_before_a_pool_is_made(
+    variable: str, value: str, pool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a variable that a file of Compose's lets through, and that nobody set."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # as torchrun leaves it
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=f"^{variable} = '{value}': it must be a number from 1$"):
+        Pool(pool_root / "pool")
+    assert not (pool_root / "pool").exists()
 
 
 @pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])

@@ -35,6 +35,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from holdfast.errors import ConfigError, GroupError
 from holdfast.group.notices import first_line, names_of
 from holdfast.group.store_answers import AskedStore, asked
+from holdfast.pools.machine import number_in
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK = "lo"
@@ -69,25 +70,15 @@ def meet(timeout: float, stopping: Callable[[], bool] = lambda: False) -> tuple[
             f"RANK is set, and {' and '.join(unset)} not: start the processes with torchrun, which sets all of them; "
             "or unset RANK for a process alone"
         )
-    world_size = _number_in("WORLD_SIZE", 1)
-    rank = _number_in("RANK", 0, world_size - 1)
-    host, port = os.environ["MASTER_ADDR"], _number_in("MASTER_PORT", 0, 65535)
+    world_size = number_in("WORLD_SIZE", 1)
+    rank = number_in("RANK", 0, world_size - 1)
+    host, port = os.environ["MASTER_ADDR"], number_in("MASTER_PORT", 0, 65535)
     if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return _own_store(host, port, world_size, timeout), rank, world_size
     try:
         return reach_store(host, port, timeout, stopping), rank, world_size
     except GroupError as error:
         raise GroupError(f"rank {rank} waited for the group's store (of rank 0, or torchrun's): {error}") from None
-
-
-def _number_in(variable: str, least: int, most: int | None = None) -> int:
-    """Of the environment. Raises ConfigError."""
-    said = os.environ[variable]
-    if not said.isdecimal() or int(said) < least or (most is not None and int(said) > most):
-        numbers = f"a number from {least}" + ("" if most is None else f" to {most}")
-        of_ranks = f", with WORLD_SIZE = {os.environ['WORLD_SIZE']}" if variable == "RANK" else ""
-        raise ConfigError(f"{variable} = {said!r}: it must be {numbers}{of_ranks}")
-    return int(said)
 
 
 def reach_store(host: str, port: int, timeout: float, stopping: Callable[[], bool] = lambda: False) -> Store:

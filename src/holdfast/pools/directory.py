@@ -16,6 +16,7 @@ from holdfast.errors import ConfigError, Corrupted, PoolError, PoolExists, PoolN
 from holdfast.files.durable import make_directory
 from holdfast.files.names import trouble_with
 from holdfast.pools.dial import MediumDial
+from holdfast.pools.machine import number_in
 
 RecoveryMode = Literal["exact", "relaxed"]
 Medium = Literal["auto", "memory", "block"]
@@ -61,10 +62,11 @@ def is_of_group(directory: str | os.PathLike[str]) -> bool:
 
 
 def is_shared(directory: str | os.PathLike[str]) -> bool:
-    """Whether `directory` is to be opened by a group: several processes were started together, or a group made it."""
+    """Whether `directory` is to be opened by a group: several processes were started together, or a group made it.
+    Raises ConfigError where a launcher's variable says no number of them."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return True
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 or is_of_group(directory)
+    return number_in("WORLD_SIZE", 1) > 1 or is_of_group(directory)
 
 
 def begins_a_group(directory: str | os.PathLike[str]) -> bool:

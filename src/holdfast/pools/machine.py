@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from holdfast.errors import ConfigError
+
 _SHARE = 0.25  # of one process
 _SHARE_OF_ALL = 0.5  # of the ranks of a machine together
 _PROC = Path("/proc/self/cgroup")
@@ -80,8 +82,18 @@ def usable_processors(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
     return max(1, min(limits))
 
 
+def number_in(variable: str, least: int, most: int | None = None) -> int:
+    """What a launcher says in a variable of the environment; the least where it is not set. Raises ConfigError."""
+    said = os.environ.get(variable, str(least))
+    if not said.isdecimal() or int(said) < least or (most is not None and int(said) > most):
+        numbers = f"a number from {least}" + ("" if most is None else f" to {most}")
+        of_ranks = f", with WORLD_SIZE = {os.environ['WORLD_SIZE']}" if variable == "RANK" else ""
+        raise ConfigError(f"{variable} = {said!r}: it must be {numbers}{of_ranks}")
+    return int(said)
+
+
 def _ranks_here() -> int:
-    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return number_in("LOCAL_WORLD_SIZE", 1)
 
 
 def _numbers(file: Path) -> list[int]:
