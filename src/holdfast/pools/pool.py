@@ -152,8 +152,8 @@ class Pool(Behind):
 
     def __getstate__(self) -> NoReturn:
         raise StateError(
-            "a pool is neither copied nor pickled, one process has it: give others its directory, to open it when this "
-            "one has closed it, or a copy (`holdfast snapshot`)"
+            "a pool is neither copied nor pickled, one process has it: keep it outside of what is (a module, a data "
+            "set), and give others its directory, to open when this one has closed it, or a `holdfast snapshot` of it"
         )
 
     @property
