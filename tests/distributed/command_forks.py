@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -46,11 +47,17 @@ def fork_command(request: dict[str, Any]) -> int:
 def serve() -> None:
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork of a process with threads may hang"
     gc.freeze()
+    running: set[int] = set()
     for line in sys.stdin:
         with suppress(ChildProcessError):  # reap those of earlier requests
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        print(json.dumps(fork_command(json.loads(line))), flush=True)
+            while ended := os.waitpid(-1, os.WNOHANG)[0]:
+                running.discard(ended)
+        child = fork_command(json.loads(line))
+        running.add(child)
+        print(json.dumps(child), flush=True)
+    for child in running:  # whose test was interrupted, or failed before it had them: they would serve for good
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 if __name__ == "__main__":
