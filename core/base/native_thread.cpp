@@ -31,7 +31,10 @@ std::thread start_thread(const char* name, std::function<void()> run) {
     pthread_setname_np(thread.native_handle(), name);
     return thread;
   } catch (const std::system_error& error) {
-    throw Error(ErrorKind::failed, std::string("starting the thread ") + name + ": " + error.code().message());
+    const std::string advice = error.code() == std::errc::resource_unavailable_try_again
+                                   ? "; allow more threads (ulimit -u, a container's limit of processes) or memory"
+                                   : "";
+    throw Error(ErrorKind::failed, std::string("starting the thread ") + name + ": " + error.code().message() + advice);
   }
 }
 
