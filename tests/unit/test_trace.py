@@ -325,7 +325,8 @@ def test_a_disk_that_fills_up_under_the_metrics_costs_no_step_whatever_the_dense
     assert holdfast.train("pool", *interval, "--steps", 10).code == 0  # the pool's files have their sizes
     with file_size_limit(600):
         result = holdfast.train("pool", *interval, "--metrics", path)
-    assert (result.code, result.err) == (1, f"holdfast: {path}: File too large\n")
+    limit = "the limit on the size of files (ulimit -f), or the filesystem, allows no larger one"
+    assert (result.code, result.err) == (1, f"holdfast: {path}: File too large; {limit}\n")
     found = json.loads(holdfast("inspect", holdfast.root / "pool", "--json").out)
     step = found["step"]
     assert step in (12, 13, 14), "between two dense states"
