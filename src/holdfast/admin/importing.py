@@ -37,7 +37,7 @@ from holdfast.admin.tensor_files import (
     row_chunks,
 )
 from holdfast.errors import ConfigError, PoolExists
-from holdfast.files.durable import make_directory
+from holdfast.files.durable import is_taken, make_directory
 from holdfast.files.recycled import recycled
 from holdfast.pools.read_only import KEY_RECORD, layout_of
 from holdfast.pools.tables import TORCH_DTYPES
@@ -87,7 +87,7 @@ def import_pool(
 
     Raises PoolExists, and ConfigError that names the table or parameter that is missing or has another shape.
     """
-    if directory.exists() or directory.is_symlink():
+    if is_taken(directory):
         raise PoolExists(f"{directory} is there already; an import makes a new pool, name another directory")
     make_directory(directory.parent)
     with new_directory(directory, "importing") as partial, assemble(config, partial) as trainer:

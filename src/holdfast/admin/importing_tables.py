@@ -17,7 +17,7 @@ from holdfast.admin.schema import New, RenamedTensors
 from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.tensor_files import Progress, TensorFile, open_tensors
 from holdfast.errors import ConfigError, PoolExists, PoolOfGroup
-from holdfast.files.durable import make_directory
+from holdfast.files.durable import is_taken, make_directory
 from holdfast.pools.directory import Medium, exists, is_shared
 from holdfast.pools.optim import RowOptimizerSpec, RowWiseAdagrad
 from holdfast.pools.pool import Pool
@@ -101,7 +101,7 @@ def import_tables(
         raise PoolOfGroup(
             f"{path}: tables are imported by one process into a pool of one; run it without torchrun, before training"
         )
-    if path.exists() or path.is_symlink():
+    if is_taken(path):
         if exist_ok and exists(path):
             return None
         raise PoolExists(f"{path} is there already; an import makes a new pool, name another directory")

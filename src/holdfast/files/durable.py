@@ -1,4 +1,4 @@
-"""Making files and names durable."""
+"""Names that are made, and files that are written, durably."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ def sync_path(path: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_taken(path: Path) -> bool:
+    """Whether the name is there, be it of a link whose target is not: no rename makes a directory of that."""
+    return path.exists() or path.is_symlink()
 
 
 def make_directory(path: Path) -> None:

@@ -53,7 +53,7 @@ class FileLock:
         self.release()
 
 
-def is_shared(path: Path) -> bool:
+def is_lock_shared(path: Path) -> bool:
     """Whether nobody has the file's lock alone: those that share it change nothing, and did not sign."""
     try:
         with FileLock(path, os.O_RDONLY, shared=True):

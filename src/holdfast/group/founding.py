@@ -23,7 +23,7 @@ from pathlib import Path
 from holdfast import _core
 from holdfast.errors import ConfigError, Corrupted, PoolBusy, PoolExists, PoolNotFound
 from holdfast.files.durable import make_directory
-from holdfast.files.locks import FileLock, is_shared
+from holdfast.files.locks import FileLock, is_lock_shared
 from holdfast.group import manifest as manifests
 from holdfast.group.group import Group
 from holdfast.group.layout import TableShards, assign, check_num_shards, lay_out
@@ -68,7 +68,7 @@ class GroupLock:
         except FileExistsError as error:
             raise PoolExists(f"{directory} is there already, and is no directory") from error
         except BlockingIOError:
-            if is_shared(directory / LOCK_FILE):
+            if is_lock_shared(directory / LOCK_FILE):
                 raise PoolBusy(f"{directory} {BEING_READ}") from None
             raise PoolBusy(f"{directory} is open for writing by another group; wait for it, or stop it") from None
         except OSError as error:

@@ -21,7 +21,7 @@ from holdfast.admin.snapshot.form import LAYERS
 from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.errors import ConfigError, PoolExists
-from holdfast.files.durable import make_directory
+from holdfast.files.durable import is_taken, make_directory
 from holdfast.files.manifests import TableFields
 from holdfast.group.options import GroupConfig
 from holdfast.pools.directory import Medium, wants_log_store
@@ -79,7 +79,7 @@ def restore_snapshot(
     Raises PoolExists, BrokenChain, Corrupted, FormatMismatch, PoolFull, PoolFailed, ConfigError where a table cannot
     have so many rows, or one beyond them is in use; then there is no pool.
     """
-    if pool.exists() or pool.is_symlink():
+    if is_taken(pool):
         raise PoolExists(f"{pool} is there already; a restore makes a new pool, name another directory")
     chain = open_chain(snapshot)
     for part in chain:

@@ -33,6 +33,7 @@ from holdfast.admin.snapshot.rows import Rows
 from holdfast.admin.snapshot.runs import run_memory
 from holdfast.data.output import check_output
 from holdfast.errors import ConfigError, Corrupted, Overtaken, PoolNotFound, StepError
+from holdfast.files.durable import is_taken
 from holdfast.files.manifests import checksum_of
 from holdfast.pools.directory import exists, is_of_group
 from holdfast.pools.read_only import is_in_use
@@ -71,7 +72,7 @@ def take_snapshot(
     Raises PoolNotFound, ConfigError (`dest` is there, or `since` is of other tables), StepError (`step` is
     past, or no run will come to it), Overtaken, PoolFull, Corrupted, UntrustedPool, BrokenChain.
     """
-    if dest.exists() or dest.is_symlink():
+    if is_taken(dest):
         raise ConfigError(f"{dest} is there already; a snapshot makes a new directory, name another one")
     check_output(dest, overwrite=False)
     if not exists(pool) and not is_of_group(pool):
