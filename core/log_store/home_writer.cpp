@@ -75,7 +75,7 @@ HomeWriter::Written HomeWriter::write(std::uint32_t table, std::span<const HomeV
 }
 
 // By whole blocks of the file system: single sectors in holes cost it six times the CPU, and the medium rewrites a block
-// either way. A block between two that are written is written back as it was read.
+// either way. A block between some that are written and the next is written back as it was read.
 HomeWriter::Written HomeWriter::write_some(std::uint32_t table, std::span<const HomeVersion> versions,
                                            const std::byte* version_images, const SectorBuffer& buffer,
                                            const PartSize& most) {
@@ -87,6 +87,7 @@ HomeWriter::Written HomeWriter::write_some(std::uint32_t table, std::span<const 
   if (!alone) {
     shape.read_gap_bytes = read_gap_bytes;
     shape.write_gap_bytes = write_gap_bytes;
+    shape.least_before_write_gap = least_before_write_gap;
     shape.unit_bytes = format::block_bytes;
   }
   SectorRuns runs(buffer, shape);

@@ -16,16 +16,19 @@
 namespace holdfast {
 
 // A device reads what is between two blocks while it would turn to another request, which also takes a microsecond of
-// CPU. What is written wears it out: there one block goes with its neighbours, no more.
+// CPU. What is written wears it out: there one block goes with its neighbours, no more, and none with a few that lie by
+// themselves, of which half would be such blocks.
 inline constexpr std::size_t read_gap_bytes = 2 * format::block_bytes;
 inline constexpr std::size_t write_gap_bytes = format::block_bytes;
+inline constexpr std::size_t least_before_write_gap = 3 * format::block_bytes;
 
 // How runs are made. unit_bytes: what is read and written as a whole. read_gap_bytes: two units so far apart are read
-// with what is between them; write_gap_bytes, not more than that: and so they are written back. most_bytes, most_writes:
-// further units find no room.
+// with what is between them; write_gap_bytes, not more than that: and so they are written back, behind
+// least_before_write_gap bytes or more. most_bytes, most_writes: further units find no room.
 struct RunShape {
   std::size_t read_gap_bytes = 0;
   std::size_t write_gap_bytes = 0;
+  std::size_t least_before_write_gap = 0;
   std::size_t unit_bytes = format::sector_bytes;
   std::size_t most_bytes = std::numeric_limits<std::size_t>::max();
   std::size_t most_writes = std::numeric_limits<std::size_t>::max();
@@ -43,7 +46,7 @@ class SectorRuns {
     const std::uint64_t end = format::align_up(offset + bytes, shape_.unit_bytes);
     const bool in_run = !reads_.empty() && reads_.back().file == &file &&
                         joins(reads_.back().offset + reads_.back().bytes, begin, shape_.read_gap_bytes);
-    const bool in_write = in_run && joins(writes_.back().offset + writes_.back().bytes, begin, shape_.write_gap_bytes);
+    const bool in_write = in_run && joins(writes_.back().offset + writes_.back().bytes, begin, write_gap());
     const std::uint64_t run_end = in_run ? reads_.back().offset + reads_.back().bytes : begin;
     const std::size_t more = end > run_end ? end - run_end : 0;
     if (used_bytes_ + more > std::min(buffer_.size(), shape_.most_bytes)) return nullptr;
@@ -67,6 +70,10 @@ class SectorRuns {
 
  private:
   static constexpr std::size_t longest_run_bytes = std::size_t{1} << 20;
+
+  std::size_t write_gap() const {
+    return writes_.back().bytes < shape_.least_before_write_gap ? 0 : shape_.write_gap_bytes;
+  }
 
   // Do units from `begin` on go on what ends at `last`? A unit is in one run alone, however long that is.
   bool joins(std::uint64_t last, std::uint64_t begin, std::size_t gap_bytes) const {
