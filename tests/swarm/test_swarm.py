@@ -30,6 +30,7 @@ def test_whatever_is_combined_nothing_is_lost_and_nothing_unnoticed(is_sample: b
     assert found.returncode == 0, found.stdout + found.stderr
 
 
+@pytest.mark.dear
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_planted_defect_is_caught(defect: str) -> None:

@@ -13,6 +13,8 @@ import pytest
 from cli_runs import Commands, Result, start
 from holdfast.data.parquet import ParquetSource
 
+pytestmark = pytest.mark.dear
+
 SAMPLES = 20 * 32 + 5  # of a day: batches straddle its epochs
 
 CONFIG = """

@@ -104,7 +104,8 @@ def swept(num_threads):
     return run(SWEEP, num_threads=num_threads)
 
 
-@pytest.mark.parametrize("num_threads", [1, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("num_threads", [1, 2])
 def test_bits_do_not_depend_on_where_operands_lie(num_threads):
     assert swept(num_threads)
 

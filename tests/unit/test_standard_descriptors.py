@@ -12,6 +12,8 @@ from cli_runs import CONFIG
 from holdfast.admin.digest import digest_pool
 from holdfast.pools.read_only import at_rest
 
+pytestmark = pytest.mark.dear
+
 LOOP = """
 import os, sys
 from pathlib import Path
