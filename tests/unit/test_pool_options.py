@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,16 @@ def test_a_name_that_is_not_utf8_is_refused_also_where_it_is_the_working_directo
             with pytest.raises(ConfigError, match="not UTF-8"):
                 make(name)
     assert not list(odd.iterdir())
+
+
+def test_a_name_that_the_locale_has_in_another_encoding_is_refused(
+    pool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python makes its part of it under the one name, and the core looks for it under the other."""
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "iso8859-1")
+    with pytest.raises(ConfigError, match=r"'.*p\\xe4' would have two names.* for iso8859-1.* set PYTHONUTF8=1"):
+        Pool(pool_root / "p\xe4")
+    EmbeddingBagCollection(Pool(pool_root / "plain"), [TABLE], optimizer=SGD(lr=0.1))
 
 
 def test_a_link_to_what_is_not_there_says_so(pool_root: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +18,18 @@ _NO_ROOM = {  # no read ends with these
 
 
 def trouble_with(path: str | os.PathLike[str]) -> str | None:
-    """What is wrong with a path that is not UTF-8 from the root on, which Linux allows, or has no root any more; None
-    where nothing is."""
+    """What is wrong with a path that is not UTF-8 from the root on, which Linux allows, that Python has in another
+    encoding than the core, or that has no root any more; None where nothing is."""
     try:
         whole = str(Path(path).absolute())
     except FileNotFoundError:
         return f"{os.fspath(path)!a} is relative, and the working directory was removed: give a path from / on"
+    encoding = sys.getfilesystemencoding()
+    if encoding != "utf-8" and not whole.isascii():
+        return (
+            f"{whole!a} would have two names, as Python takes names of files for {encoding}, which is the locale's, and"
+            " the core for UTF-8: set PYTHONUTF8=1, or a locale in UTF-8"
+        )
     try:
         whole.encode()
     except UnicodeEncodeError:
