@@ -116,7 +116,41 @@ def test_what_may_be_used_for_a_while_is_half_of_what_is_free_and_a_quarter_of_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "usable_bytes", lambda: 16 * GIB)
+    monkeypatch.setattr(machine, "_directories", lambda *_: iter(()))
     meminfo = tmp_path / "meminfo"
     for free, spare in ((2, 1), (15, 4)):
         meminfo.write_text(f"MemTotal: {16 << 20} kB\nMemFree: 3 kB\nMemAvailable: {free << 20} kB\nBuffers: 0 kB\n")
         assert machine.spare_bytes(meminfo) == spare * GIB
+
+
+@pytest.mark.parametrize(
+    ("of_process", "files", "available"),
+    [
+        ("0::/\n", {"memory.max": 4 * GIB, "memory.current": GIB}, 3),
+        ("0::/\n", {"memory.max": "max", "memory.current": GIB}, 8),
+        ("0::/\n", {"memory.max": 4 * GIB, "memory.high": 2 * GIB, "memory.current": GIB}, 1),
+        ("0::/\n", {"memory.max": GIB, "memory.current": 2 * GIB}, 0),
+        ("0::/job/step\n", {"job/memory.max": 4 * GIB, "job/memory.current": 2 * GIB, "job/step/memory.current": 0}, 2),
+        ("4:memory:/job\n", {f"memory/job/memory.{n}_in_bytes": g * GIB for n, g in (("limit", 4), ("usage", 3))}, 1),
+        (
+            "0::/\n",
+            {"memory.max": 4 * GIB, "memory.current": 4 * GIB, "memory.stat": f"anon 9\ninactive_file {3 * GIB}"},
+            3,
+        ),
+        (
+            "4:memory:/\n",
+            {
+                "memory/memory.limit_in_bytes": 4 * GIB,
+                "memory/memory.usage_in_bytes": 4 * GIB,
+                "memory/memory.stat": f"inactive_file 0\ntotal_inactive_file {2 * GIB}",
+            },
+            2,
+        ),
+    ],
+)
+def test_what_is_available_is_what_every_cgroup_has_left_with_the_files_that_it_only_caches(
+    tmp_path: Path, of_process: str, files: dict[str, object], available: int
+) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(f"MemAvailable: {8 << 20} kB\n")
+    assert machine.available_bytes(meminfo, *lay(tmp_path, of_process, files)) == available * GIB

@@ -27,17 +27,17 @@ def default_scratchpad_bytes() -> int:
     return int(usable_bytes() * min(_SHARE, _SHARE_OF_ALL / _ranks_here()))
 
 
-def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUPS) -> int:
-    """What could be allocated now, within what a control group allows."""
+def available_bytes(meminfo: Path = _MEMINFO, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
+    """What could be allocated now, within what the process's cgroups and those above them allow."""
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError):
         for line in meminfo.read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
                 available = 1024 * int(line.split()[1])
-    with suppress(OSError, ValueError):  # "max" where there is no limit
-        limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
-        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
-        available = min(available, max(0, limit - used))
+    for directory in _directories(proc, cgroups, "memory"):
+        used = _numbers(directory / "memory.current") or _numbers(directory / "memory.usage_in_bytes")
+        if used and (limits := _memory_limits(directory)):
+            available = min(available, max(0, min(limits) - used[0] + _reclaimable_bytes(directory)))
     return available
 
 
@@ -63,11 +63,7 @@ def usable_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
     if soft != resource.RLIM_INFINITY:
         limits.append(soft)
     for directory in _directories(proc, cgroups, "memory"):
-        limits += [
-            int(words[0])
-            for name in ("memory.max", "memory.high", "memory.limit_in_bytes")
-            if (words := _numbers(directory / name))
-        ]
+        limits += _memory_limits(directory)
     return min(limits)
 
 
@@ -102,6 +98,22 @@ def _numbers(file: Path) -> list[int]:
         return [int(word) for word in file.read_text().split()]
     except (OSError, ValueError):
         return []
+
+
+def _memory_limits(directory: Path) -> list[int]:
+    names = ("memory.max", "memory.high", "memory.limit_in_bytes")
+    return [words[0] for name in names if (words := _numbers(directory / name))]
+
+
+def _reclaimable_bytes(directory: Path) -> int:
+    """Pages of files that count as used in a cgroup and those below it, and that nobody has asked for again: the kernel
+    gives them up where memory is wanted."""
+    try:
+        lines = (directory / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    said = dict(line.split(maxsplit=1) for line in lines)
+    return int(said.get("total_inactive_file", said.get("inactive_file", 0)))  # the total is version 1's
 
 
 def _directories(proc: Path, cgroups: Path, controller: str) -> Iterator[Path]:
