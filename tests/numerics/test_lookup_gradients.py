@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast import SGD, DeviceConfig, EmbeddingBagCollection, Pool, RowWiseAdagrad
+from holdfast import SGD, DeviceConfig, EmbeddingBagCollection, Pool, RowWiseAdagrad, clip_grad_norm_
 from holdfast.data.batch import JaggedFeatures
 from holdfast.errors import StepError
 from row_reference import Bags
@@ -133,3 +133,40 @@ def test_a_gradient_that_is_written_over_before_the_rows_have_it_is_refused(pool
         pool.commit(1)
         times = torch.bincount(torch.tensor([i for f in "ab" for bag in bags_of(1)[f] for i in bag]), minlength=20)
         torch.testing.assert_close(before - rows.read(0, torch.arange(20)), times[:, None].expand(-1, 8).float())
+
+
+def test_a_backward_after_the_gradients_were_clipped_is_refused_until_these_are_dropped(pool_root: Path):
+    """What clipping multiplied the first gradients with would be the factor of the later ones, too."""
+    with Twin(pool_root / "pool", TABLES, SGD(lr=0.1)) as twin:
+        bags, coefficients = bags_of(1), twin.coefficients(5, seed=1)
+
+        def backward() -> None:
+            (twin.emb(jagged(bags)).values() * coefficients).sum().backward()
+
+        backward()
+        clip_grad_norm_([], twin.emb, max_norm=1e9)  # which leaves them as they are
+        backward()
+        clip_grad_norm_([], twin.emb, max_norm=0.01)
+        with pytest.raises(StepError, match="once, after the last backward pass"):
+            backward()
+        twin.emb.optimizer.zero_grad()
+        backward()
+        twin.emb.optimizer.step()
+        twin.pool.commit(5)
+        twin.update(twin.gradients(bags, coefficients))
+        twin.check()
+
+
+def test_gradients_of_rows_that_are_set_to_none_are_dropped(pool_root: Path):
+    """As of any parameter: the next ones had a factor of 0, and rows stayed as they were."""
+    with Twin(pool_root / "pool", TABLES, SGD(lr=0.1)) as twin:
+        bags, coefficients = bags_of(1), twin.coefficients(5, seed=1)
+        twin.emb(jagged(bags_of(2))).values().sum().backward()
+        for parameter in twin.emb.optimizer.param_groups[0]["params"]:
+            parameter.grad = None
+        assert twin.emb.gradient_norm() == 0
+        (twin.emb(jagged(bags)).values() * coefficients).sum().backward()
+        twin.emb.optimizer.step()
+        twin.pool.commit(5)
+        twin.update(twin.gradients(bags, coefficients))
+        twin.check()

@@ -50,6 +50,8 @@ class Anchor(Tensor):
     @grad.setter
     @untraced
     def grad(self, factor: Tensor | None) -> None:
+        if factor is None:
+            self._access.drop_gradients()
         _GRAD.__set__(self, None if factor is None else factor.as_subclass(Tensor))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

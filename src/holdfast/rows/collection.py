@@ -283,7 +283,6 @@ class RowCollection(nn.Module):
 
     def drop_gradients(self) -> None:
         """Forgets the row gradients since the last update."""
-        self._access.drop_gradients()
         self.anchor.grad = None
 
     def traffic(self) -> dict[str, float]:
@@ -324,7 +323,8 @@ def clip_grad_norm_(
     """``torch.nn.utils.clip_grad_norm_`` over dense and row gradients together: returns the total norm.
 
     parameters: of the dense part, wherever they are; or one of them. Those of the collections' row optimizers may be
-    among them. Call it after every backward of the step and before ``optimizer.step()``.
+    among them. Call it once, after the last backward of the step and before ``optimizer.step()``: a backward
+    between the two is a StepError.
 
     A norm that is not finite makes the gradients of all of them so, or 0; but a GradScaler skips by optimizer, and
     steps those whose own were finite when they were unscaled. So leave out ``scaler.step`` of all of them then, and

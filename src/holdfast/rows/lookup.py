@@ -32,7 +32,7 @@ class Lookup(torch.autograd.Function):
                 "at a time"
             )
         grad = grads[0].detach()  # after backward(create_graph=True) it has a graph, of which rows are no part
-        anchor_grad = access.add_gradient(ctx.captured, grad) if _is_asked_for(ctx.anchor) else None
+        anchor_grad = _add_gradient(ctx, grad) if _is_asked_for(ctx.anchor) else None
         weight_grad = None
         if ctx.needs_input_grad[1]:
             weight_grad = torch.zeros_like(ctx.weights, dtype=torch.float32)
@@ -40,6 +40,23 @@ class Lookup(torch.autograd.Function):
             if grads[0].requires_grad:
                 weight_grad = _Last.apply(weight_grad, grads[0])  # type: ignore[no-untyped-call]
         return anchor_grad, weight_grad, None, None
+
+
+def _add_gradient(ctx: Any, grad: Tensor) -> Tensor:
+    """Gives the rows their gradient; returns the anchor's. All gradients of a step have one factor, so it must be 1
+    still: what earlier ones were multiplied with would be the later ones', too."""
+    factor: Tensor | None = ctx.anchor.grad
+    is_here = factor is None or factor.device.type == "cpu"
+    if factor is not None and is_here and factor.isfinite() and factor != 1.0:
+        raise StepError(
+            f"a backward pass after row gradients of this step were multiplied with {float(factor):.3g} (clipped, "
+            "unscaled), a factor that all of the step have in common: do that once, after the last backward pass, or "
+            "drop what there is before this one (rows.optimizer.zero_grad())"
+        )
+    added: Tensor = ctx.access.add_gradient(ctx.captured, grad)
+    if factor is None or is_here:
+        return added
+    return torch.where((factor == 1.0) | factor.isnan(), added, float("nan"))  # nobody waits for a device here
 
 
 def _is_asked_for(leaf: Tensor) -> bool:
