@@ -156,6 +156,20 @@ def test_an_optimizer_that_is_none_of_rows_is_refused_before_a_pool_is_made(pool
     assert not (pool_root / "pool").exists()
 
 
+def test_a_feature_of_two_tables_and_a_table_that_differs_are_told_what_leads_there(pool_root: Path):
+    def rows_of(*tables: Any, optimizer: Any = None) -> None:
+        with Pool(pool_root / "pool", seed=1) as pool:
+            EmbeddingBagCollection(pool, tables, optimizer=optimizer)
+
+    with pytest.raises(ConfigError, match=r"feature 'a' .* a name of its own for the same ids"):
+        rows_of(table("deep", ["a"]), table("linear", ["a"], dim=1))
+    rows_of(table("t", ["a"]))
+    with pytest.raises(ConfigError, match=r"num_embeddings = 20, now it is 40.*restore --rows"):
+        rows_of(table("t", ["a"], rows=40))
+    with pytest.raises(ConfigError, match=r"optimizer = .*, now it is adam.*export, then import"):
+        rows_of(table("t", ["a"]), optimizer=Adam())
+
+
 def test_one_text_as_feature_names_is_no_list_of_its_letters(pool_root: Path):
     with pytest.raises(ConfigError, match=r"table 't': feature_names = .*user.*a list of names"):
         EmbeddingBagCollection(

@@ -285,10 +285,13 @@ def normalize_all(tables: Iterable[Any]) -> list[EmbeddingBagConfig]:
         raise ConfigError("no tables are given")
     names = [config.name for config in configs]
     features = [feature for config in configs for feature in config.feature_names]
-    for what, found in (("table", names), ("feature", features)):
+    for what, found, remedy in (
+        ("table", names, "rows are found again by it: give each a name of its own"),
+        ("feature", features, "one table reads it: give the other a name of its own for the same ids, or a collection"),
+    ):
         doubles = sorted({item for item in found if found.count(item) > 1})
         if doubles:
-            raise ConfigError(f"{what} {doubles[0]!r} is declared more than once")
+            raise ConfigError(f"{what} {doubles[0]!r} is declared more than once; {remedy}")
     return configs
 
 
@@ -317,6 +320,14 @@ def to_spec(config: EmbeddingBagConfig, optimizer: int) -> _core.TableSpec:
     )
 
 
+_IMPORT = "make a new pool of what was learnt (holdfast export, then import)"
+_REMEDIES = {
+    "num_embeddings": "give the table more rows (holdfast snapshot, then restore --rows)",
+    "optimizer": _IMPORT,
+    "dtype": _IMPORT,
+}
+
+
 def check_same(there: _core.TableSpec, wanted: _core.TableSpec, optimizers: Sequence[str]) -> None:
     """Raises ConfigError that names the field in which a pool's table differs from the one that is asked for."""
     words = {"dtype": DTYPES, "pooling": POOLINGS, "optimizer": optimizers, "keys": KEYS}
@@ -334,7 +345,7 @@ def check_same(there: _core.TableSpec, wanted: _core.TableSpec, optimizers: Sequ
         if old != new:
             raise ConfigError(
                 f"table '{there.name}': the pool was made with {names.get(field, field)} = {old}, now it is {new}; "
-                "go back to the old value, or start a new pool"
+                f"go back to the old value, or {_REMEDIES.get(field, 'start a new pool')}"
             )
 
 
