@@ -58,6 +58,39 @@ def test_any_dense_optimizer_goes_on_to_the_bit(name: str, pool_root: Path) -> N
     assert is_exact(pool_root, make)
 
 
+class ByEigenvectors(torch.optim.Optimizer):
+    """Keeps a matrix of eigenvectors, which lies by columns, as Shampoo and SOAP do: a product with it has other bits
+    where it lies by rows."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state, of = self.state[parameter], parameter.grad.reshape(len(parameter), -1)
+            if not state:
+                symmetric = of @ of.T + torch.eye(len(of))
+                state["vectors"] = [torch.linalg.eigh(symmetric).eigenvectors]
+            (vectors,) = state["vectors"]
+            parameter.sub_((vectors @ (vectors.T @ of).tanh()).reshape(parameter.shape), alpha=0.05)
+
+
+def test_state_that_lies_by_columns_comes_back_so(pool_root: Path) -> None:
+    def make(rows: EmbeddingBagCollection) -> Parts:
+        model = nn.Sequential(nn.Linear(8, 33), nn.Tanh(), nn.Linear(33, 1))
+        return Parts(model, ByEigenvectors(model.parameters()))
+
+    life = Life(pool_root / "one", make, life=1)
+    life.train(1)
+    assert not life.parts.optimizer.state_dict()["state"][0]["vectors"][0].is_contiguous()
+    life.pool.close()
+    life = Life(pool_root / "one", make, life=2)
+    assert life.parts.optimizer.state_dict()["state"][0]["vectors"][0].stride() == (1, 33)
+    life.pool.close()
+    assert is_exact(pool_root, make)
+
+
 class Transposed(nn.Module):
     """Has parameters that lie in memory as a transposed matrix, and channels last."""
 

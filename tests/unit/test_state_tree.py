@@ -388,6 +388,25 @@ def test_a_malformed_structure_is_corrupted(structure):
         unpack(structure, b"")
 
 
+def test_the_order_of_dimensions_in_memory_comes_back_where_it_is_asked_for():
+    turned, last, gaps = (
+        torch.arange(6.0).view(2, 3).T,
+        torch.rand(2, 3, 4, 5).permute(0, 2, 3, 1),
+        torch.rand(4, 6)[:, ::2],
+    )
+    tree = {"turned": turned, "again": [turned], "last": last, "gaps": gaps, "wide": torch.zeros(3, 1).expand(3, 2)}
+    structure, tensors = flatten(tree, ordered=True)
+    found = unpack(structure, packed(tensors))
+    assert same(found, tree)
+    assert found["again"][0] is found["turned"]
+    assert [found[name].stride() for name in ("turned", "last")] == [turned.stride(), last.stride()]
+    assert found["gaps"].is_contiguous()
+    assert flatten(found)[0] == flatten(tree)[0]
+    for body, words in (([0, [0, 0]], "no order"), ([0, [1]], "no order"), ([0, "10"], "no order"), ([9, [0, 1]], "9")):
+        with pytest.raises(Corrupted, match=words):
+            unflatten(document({"$ordered": body}, [["float32", [3, 2]]]), [torch.zeros(3, 2)])
+
+
 def test_a_later_format_is_told_apart_from_a_corrupted_one():
     with pytest.raises(FormatMismatch, match="format 2; this build knows 1"):
         unpack(document(None, version=2), b"")

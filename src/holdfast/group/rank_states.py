@@ -168,7 +168,7 @@ def checksums_of(
 
 def pack(tree: Any) -> bytes:
     """A state tree as one string of bytes."""
-    structure, tensors = state_tree.flatten(tree)
+    structure, tensors = state_tree.flatten(tree, ordered=True)
     offsets, total = state_tree.layout(tensors)
     data = np.zeros(total, np.uint8)
     for tensor, offset in zip(tensors, offsets, strict=True):

@@ -8,7 +8,7 @@ Invariants
 - One exception is warned of and stays: a setting that an optimizer or a scheduler has and that was not saved, as a
   later PyTorch has more of them.
 - Objects are loaded before any is compared: what one does to another is noticed.
-- An optimizer's state lies in memory as its parameter does.
+- An optimizer's state lies in memory as it did, or, where it was saved without an order, as its parameter does.
 """
 
 from __future__ import annotations
@@ -77,12 +77,16 @@ def _move_back(group: dict[str, Any], key: str, before: Any, moved: dict[int, Te
 
 def _lay_out(optimizer: torch.optim.Optimizer) -> None:
     """Gives state that has a parameter's shape the parameter's order in memory (channels last, a transposed matrix), as
-    it had when it was made: what is saved has none, and fused optimizers go through both as they lie."""
+    it had when it was made, unless it came with one of its own; where an optimizer is fused, which goes through both as
+    they lie, in any case."""
     moved: dict[int, Tensor] = {}
+    fused = {id(of) for group in optimizer.param_groups if group.get("fused") for of in group["params"]}
     states: dict[Any, Any] = optimizer.state  # whose keys are parameters, and what else an optimizer of a user's keeps
     for parameter, state in states.items():
         for key, value in state.items() if isinstance(parameter, Tensor) else ():
             if not isinstance(value, Tensor) or value.shape != parameter.shape or value.stride() == parameter.stride():
+                continue
+            if not value.is_contiguous() and id(parameter) not in fused:
                 continue
             like = torch.empty_like(parameter, dtype=value.dtype, device=value.device, requires_grad=False)
             state[key] = moved.setdefault(id(value), like.copy_(value))

@@ -12,6 +12,7 @@ with str keys, float and int (64 bits) are their JSON selves; every other value 
 with "$":
 
     {"$tensor": number}                     a tensor; the same object twice has the same number
+    {"$ordered": [number, [1, 0]]}          one whose dimensions lie in memory in this order, the outermost first
     {"$tuple": [...]}  {"$size": [...]}     tuple, torch.Size
     {"$dict": [[key, value], ...]}          a dict with keys that are no str, or that begin with "$"
     {"$counter": [[key, value], ...]}       collections.Counter (MultiStepLR keeps one)
@@ -43,14 +44,16 @@ from holdfast.state.tree_writer import Unwritable, Writer, path_of
 ALIGNMENT_BYTES = 64
 
 
-def flatten(tree: Any) -> tuple[bytes, list[Tensor]]:
+def flatten(tree: Any, *, ordered: bool = False) -> tuple[bytes, list[Tensor]]:
     """The text of `tree`, and its tensors in order of first occurrence.
 
     The tensors are those of the tree, on their device and with their strides: whoever copies them makes them contiguous
     and brings them to the CPU. (Numpy arrays and long bytes come as CPU tensors; arrays share memory where they can.)
+    ordered: the text has the order of a tensor's dimensions in memory, too, by which products with it are computed (a
+    matrix of eigenvectors lies by columns).
     Raises StateError that names the place of what cannot be written down.
     """
-    writer = Writer()
+    writer = Writer(ordered=ordered)
     try:
         node = writer.encode(tree)
         text = _to_json({"format": FORMAT, "tensors": writer.records, "tree": node})
@@ -62,7 +65,8 @@ def flatten(tree: Any) -> tuple[bytes, list[Tensor]]:
 
 
 def unflatten(structure: bytes, tensors: Sequence[Tensor]) -> Any:
-    """The tree of `flatten`, with `tensors` (same number, dtypes and shapes) in their places; they are not copied.
+    """The tree of `flatten`, with `tensors` (same number, dtypes and shapes) in their places; they are not copied, but
+    for those that are ordered.
 
     Raises Corrupted if `structure` is not what flatten writes or does not fit the tensors, FormatMismatch if a later
     version wrote it.
@@ -83,7 +87,7 @@ def unflatten(structure: bytes, tensors: Sequence[Tensor]) -> Any:
 def unpack(structure: bytes, tensors: bytes | bytearray | memoryview) -> Any:
     """The tree of `flatten`, its tensors copied out of `tensors`: their bytes as `layout` places them.
 
-    Every tensor is a contiguous one on the CPU with memory of its own. Raises as `unflatten` does.
+    Every tensor is one on the CPU with memory of its own, contiguous or as it was ordered. Raises as `unflatten` does.
     """
     records, _ = parse(structure)
     offsets, total = _offsets([_num_bytes(dtype, shape) for dtype, shape in records])

@@ -45,8 +45,10 @@ class Reader:
     def __init__(self, tensors: list[Tensor]) -> None:
         self._tensors = tensors
         self._arrays: dict[int, np.ndarray[Any, Any]] = {}
+        self._laid_out: dict[int, Tensor] = {}
         self._decoders: dict[str, Callable[[Any], Any]] = {
             "$tensor": self._tensor,
+            "$ordered": self._ordered,
             "$tuple": lambda body: tuple(self._list(body)),
             "$size": lambda body: torch.Size(_shape(body)),
             "$dict": lambda body: self._pairs(body, {}),
@@ -101,6 +103,17 @@ class Reader:
         if type(body) is not int or not 0 <= body < len(self._tensors):
             raise Corrupted(f"state: there is no tensor {shortened(body)}; there are {len(self._tensors)}")
         return self._tensors[body]
+
+    def _ordered(self, body: Any) -> Tensor:
+        number, order = self._list_of_lists([body], 2)[0]
+        tensor = self._tensor(number)
+        if number not in self._laid_out:
+            dims = list(range(tensor.dim()))
+            if not isinstance(order, list) or not all(type(dim) is int for dim in order) or sorted(order) != dims:
+                raise Corrupted(f"state: {shortened(order)} is no order of the {tensor.dim()} dimensions of a tensor")
+            like = torch.empty_permuted(tensor.shape, order, dtype=tensor.dtype, device=tensor.device)
+            self._laid_out[number] = like.copy_(tensor)
+        return self._laid_out[number]
 
     def _bytes(self, body: Any) -> bytes:
         if isinstance(body, str):

@@ -38,9 +38,10 @@ class Writer:
     """One flatten: collects tensors while it turns values into what `json` writes. Dispatches by exact type, because
     subclasses of int, str or tuple (enums, named tuples) would come back as something else."""
 
-    __slots__ = ("_encoders", "_numbers", "records", "tensors")
+    __slots__ = ("_encoders", "_numbers", "_ordered", "records", "tensors")
 
-    def __init__(self) -> None:
+    def __init__(self, *, ordered: bool) -> None:
+        self._ordered = ordered
         self.tensors: list[Tensor] = []
         self.records: list[tuple[str, list[int]]] = []
         self._numbers: dict[int, int] = {}
@@ -120,8 +121,10 @@ class Writer:
     def _counter(self, values: Counter[Any]) -> dict[str, Any]:
         return {"$counter": self._pairs(values)}
 
-    def _tensor(self, tensor: Tensor) -> dict[str, int]:
-        return {"$tensor": self._number(tensor)}
+    def _tensor(self, tensor: Tensor) -> dict[str, Any]:
+        number = self._number(tensor)
+        order = _order_of(self.tensors[number]) if self._ordered else None
+        return {"$tensor": number} if order is None else {"$ordered": [number, order]}
 
     def _number(self, tensor: Tensor) -> int:
         number = self._numbers.get(id(tensor))
@@ -171,6 +174,16 @@ def _has_plain_memory(tensor: Tensor) -> bool:
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
         return False
     return tensor.numel() == 0 or tensor.data_ptr() != 0
+
+
+def _order_of(tensor: Tensor) -> list[int] | None:
+    """Its dimensions from the outermost in memory to the innermost; None where they lie as they are numbered, or where
+    its elements do not lie side by side."""
+    if tensor.is_contiguous():
+        return None
+    strides: tuple[int, ...] = tensor.stride()
+    order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+    return order if tensor.permute(order).is_contiguous() else None
 
 
 def _described(tensor: Tensor) -> str:

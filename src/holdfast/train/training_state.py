@@ -112,7 +112,7 @@ class TrainingState:
         tree["rng"] = rng
         tree[RECORD] = self._provenance.record()
         tree |= beside
-        structure, tensors = state_tree.flatten(tree)
+        structure, tensors = state_tree.flatten(tree, ordered=True)
         if self._are_snapshots or any(tensor.device.type != "cpu" for tensor in tensors):
             state = self._snapshots.take(structure, tensors)
         else:
