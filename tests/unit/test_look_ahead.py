@@ -189,6 +189,37 @@ def test_ids_that_are_changed_in_place_are_looked_up_as_they_are(tmp_path: Path)
     assert ends[0] == ends[1]
 
 
+def in_numpys_memory() -> Iterator[Any]:
+    memory = np.zeros(SAMPLES, np.int64)
+    for number in range(5):
+        memory[:] = number
+        yield {"item": torch.from_numpy(memory)}
+
+
+def in_torchs_memory() -> Iterator[Any]:
+    given = {"item": torch.zeros(SAMPLES, dtype=torch.int64)}
+    for number in range(5):
+        given["item"].fill_(number)
+        yield given
+
+
+def in_one_dict() -> Iterator[Any]:
+    given = {}
+    for number in range(5):
+        given["item"] = torch.full((SAMPLES,), number)
+        yield given
+
+
+@pytest.mark.parametrize("made", [in_numpys_memory, in_torchs_memory, in_one_dict])
+def test_a_batch_that_is_written_over_while_it_waits_is_refused(tmp_path: Path, made: Callable[[], Any]) -> None:
+    """Taken one by one each is right; of those taken ahead each would be the last one."""
+    assert [int(batch["item"][0]) for batch in made()] == [0, 1, 2, 3, 4]
+    run = Run(tmp_path / "wrapped", medium="memory")
+    with pytest.raises(StateError, match="changed while it waited"):
+        list(holdfast.prefetch(made(), run.pool))
+    run.pool.close()
+
+
 def test_bags_that_are_replaced_in_their_dict_are_looked_up_as_they_are(tmp_path: Path) -> None:
     ends = []
     for wrapped in (False, True):

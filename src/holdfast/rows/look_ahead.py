@@ -12,6 +12,7 @@ Invariants
   another.
 - A batch is taken ahead of time only if that changes nothing that a Checkpoint keeps, the process's own generators
   among it: a resumed run would go on after the batches that were taken, and not after the one that trained.
+- A batch is handed out as it was taken, or not at all: whoever makes batches may not write into those that wait.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast import _core
 from holdfast.errors import HoldfastError, StateError
 from holdfast.pools.pool import Pool
 from holdfast.rows.collection import KeyedJagged, RowCollection
@@ -88,11 +90,22 @@ class LookAhead:
         self._announced = list(batches)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Held:
+    """A tensor or an array of a batch, as it was when that was taken."""
+
+    part: Any
+    is_counted: bool
+    mark: int
+
+
 @dataclasses.dataclass(slots=True)
 class _Taken:
-    """A batch that was taken; or how taking it ended. at: where the source says that it is after it."""
+    """A batch that was taken, and what it held then; or how taking it ended. at: where the source says that it is after
+    it."""
 
     batch: Any = None
+    held: Sequence[_Held] = ()
     planned: Future[Planned] | None = None
     at: dict[str, Any] | None = None
     error: Exception | None = None
@@ -125,6 +138,11 @@ class Prefetched(Generic[Item]):
         while len(self._coming) <= self._ahead and self._coming[-1].error is None:
             self._coming.append(self._take_early())
         first = self._coming[0]
+        if _is_changed(first):
+            raise StateError(
+                "prefetch: a batch was changed while it waited for its turn: what makes batches writes into the memory "
+                "of earlier ones; have it give copies (tensor.clone()), or do not wrap it"
+            )
         if first.planned is not None:
             self._look.turn([first.planned.result(), *self._planned_by_now()])
         # Last of all, so that Ctrl-C loses no batch.
@@ -174,7 +192,7 @@ class Prefetched(Generic[Item]):
             return _Taken(error=error)
         if self._planning is None:
             self._planning = ThreadPoolExecutor(1, thread_name_prefix="holdfast-plan")
-        return _Taken(batch, self._planning.submit(self._look.plan, batch), self._where())
+        return _Taken(batch, _held(batch), self._planning.submit(self._look.plan, batch), self._where())
 
     def _take_early(self) -> _Taken:
         kept = {name: value for name, value in (self._pool.kept() or {}).items() if not isinstance(value, Prefetched)}
@@ -237,10 +255,65 @@ def prefetch(
         the model makes itself are planned again, and their rows are there.
     ahead: so many batches beyond the one handed out are taken.
 
+    Raises StateError where taking a batch changes what a Checkpoint keeps, or a batch that was taken before.
+
     Without effect, but for batches taken ahead, where rows are not fetched through a scratchpad, and where several
     ranks share them: there every rank has to announce the same batches, which only a loop that does so itself can say.
     """
     return Prefetched(batches, pool, features, ahead)
+
+
+def _parts_of(batch: Any, levels: int) -> Iterator[Tensor | np.ndarray[Any, Any]]:
+    """The tensors and arrays of a batch."""
+    if isinstance(batch, (Tensor, np.ndarray)):
+        yield batch
+    elif isinstance(batch, KeyedJagged):
+        yield batch.values()
+    elif levels > 0:
+        for part in _members_of(batch):
+            yield from _parts_of(part, levels - 1)
+
+
+def _members_of(batch: Any) -> Iterable[Any]:
+    if isinstance(batch, Mapping):
+        return batch.values()
+    if isinstance(batch, (tuple, list)):
+        return batch
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return [getattr(batch, field.name) for field in dataclasses.fields(batch)]
+    return ()
+
+
+def _is_counted(part: Tensor | np.ndarray[Any, Any]) -> bool:
+    """Whether PyTorch counts the changes of its contents: in memory of its own, not NumPy's or a worker's. To be asked
+    before it is planned, which lends NumPy the memory."""
+    if not isinstance(part, Tensor):
+        return False
+    is_plain = part.device.type == "cpu" and part.layout is torch.strided and not part.is_inference()
+    return not is_plain or part.untyped_storage().resizable()
+
+
+def _mark(part: Tensor | np.ndarray[Any, Any], is_counted: bool) -> int:
+    """Another number when the contents have changed."""
+    if isinstance(part, Tensor):
+        if is_counted:
+            return 0 if part.is_inference() else part._version
+        part = part.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return 0 if part.dtype.hasobject else _core.crc32c(0, np.ascontiguousarray(part).reshape(-1).view(np.uint8))
+
+
+def _held(batch: Any) -> list[_Held]:
+    return [
+        _Held(part, is_counted := _is_counted(part), _mark(part, is_counted)) for part in _parts_of(batch, _DEEPEST)
+    ]
+
+
+def _is_changed(taken: _Taken) -> bool:
+    parts = list(_parts_of(taken.batch, _DEEPEST))
+    return len(parts) != len(taken.held) or any(
+        part is not was.part or _mark(part, was.is_counted) != was.mark
+        for part, was in zip(parts, taken.held, strict=True)
+    )
 
 
 def _features_in(batch: Any, levels: int) -> Iterator[Any]:
@@ -249,17 +322,11 @@ def _features_in(batch: Any, levels: int) -> Iterator[Any]:
         return
     if levels == 0 or isinstance(batch, (Tensor, str, bytes)):
         return
-    if isinstance(batch, Mapping):
-        if any(_is_bag(value) for value in batch.values()):
-            yield batch
-        parts: Iterable[Any] = [value for value in batch.values() if not _is_bag(value)]
-    elif isinstance(batch, (tuple, list)):
-        parts = batch
-    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        parts = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
-    else:
-        return
-    for part in parts:
+    if isinstance(batch, Mapping) and any(_is_bag(value) for value in batch.values()):
+        yield batch
+    for part in _members_of(batch):
+        if isinstance(batch, Mapping) and _is_bag(part):
+            continue
         yield from _features_in(part, levels - 1)
 
 
