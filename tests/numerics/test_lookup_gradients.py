@@ -157,6 +157,29 @@ def test_a_backward_after_the_gradients_were_clipped_is_refused_until_these_are_
         twin.check()
 
 
+def test_what_is_added_to_the_gradients_of_rows_is_refused_and_may_be_added_to_those_of_vectors(pool_root: Path):
+    """What stands for them is their factor: noise of 0.1 made every row's gradient 1.1 times as large."""
+    with Twin(pool_root / "pool", TABLES, SGD(lr=0.1)) as twin:
+        bags, coefficients = bags_of(1), twin.coefficients(5, seed=1)
+        vectors = twin.emb(jagged(bags)).values()
+        vectors.register_hook(lambda gradient: gradient + 0.5)
+        (vectors * coefficients).sum().backward()
+        (parameter,) = twin.emb.optimizer.param_groups[0]["params"]
+        additions = [
+            lambda: parameter.grad.add_(0.1),
+            lambda: parameter.grad + 0.1,
+            lambda: parameter.grad - parameter.grad.mean(),
+            lambda: torch._foreach_add_([parameter.grad], 0.1),
+        ]
+        for add in additions:
+            with pytest.raises(StepError, match="nothing be added to them"):
+                add()
+        twin.emb.optimizer.step()
+        twin.pool.commit(5)
+        twin.update(twin.gradients(bags, coefficients + 0.5))
+        twin.check()
+
+
 def test_gradients_of_rows_that_are_set_to_none_are_dropped(pool_root: Path):
     """As of any parameter: the next ones had a factor of 0, and rows stayed as they were."""
     with Twin(pool_root / "pool", TABLES, SGD(lr=0.1)) as twin:

@@ -20,6 +20,16 @@ from holdfast.rows.untraced import untraced
 _NORMS = (torch.linalg.vector_norm, torch.linalg.norm, torch.norm, Tensor.norm, torch._foreach_norm)
 _GRAD, _DATA = (getattr_static(Tensor, name) for name in ("grad", "data"))
 _VIEWS = (Tensor.detach, _DATA.__get__)
+_ADDITIONS = (
+    torch.add,
+    Tensor.add,
+    Tensor.add_,
+    torch._foreach_add_,
+    torch.sub,
+    Tensor.sub,
+    Tensor.sub_,
+    torch._foreach_sub_,
+)
 _CLAMPS = (torch.clamp, Tensor.clamp, Tensor.clamp_, torch._foreach_clamp_min_, torch._foreach_clamp_max_)
 
 
@@ -68,10 +78,16 @@ class RowGradient(Tensor):
     def __torch_function__(
         cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Raises StepError for norms of another order than 2, and where gradients are to be clipped one by one."""
+        """Raises StepError for norms of another order than 2, where gradients are to be clipped one by one, and where
+        something is added to them: to what they are multiplied with, that would be."""
         named = kwargs or {}
         if func in _CLAMPS:
             raise StepError("gradients of rows are not clipped one by one: clip their norm (holdfast.clip_grad_norm_)")
+        if func in _ADDITIONS:
+            raise StepError(
+                "gradients of rows may be multiplied, and nothing be added to them (noise, their mean): add it to the "
+                "gradient of the vectors that are looked up (vectors.register_hook)"
+            )
         with torch._C.DisableTorchFunctionSubclass():
             if func in _NORMS:
                 order = args[1] if len(args) > 1 else named.get("ord", named.get("p"))
