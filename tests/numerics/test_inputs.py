@@ -291,7 +291,13 @@ def test_a_missing_feature_is_named(pool_root: Path):
         refuses(twin, jagged({"a": [[1]], "c": [[1]]}), ConfigError, "'b'")
 
 
-@pytest.mark.parametrize("features", [torch.tensor([1]), [1, 2], "a", None])
+class Frame:
+    """As a data frame of pandas, which has columns by name and is no Mapping."""
+
+    keys = values = list
+
+
+@pytest.mark.parametrize("features", [torch.tensor([1]), [1, 2], "a", None, Frame()])
 def test_what_is_no_features_at_all_says_what_are(pool_root: Path, features):
     with Twin(pool_root / "pool", TABLES, SGD()) as twin:
         refuses(twin, features, DataError, "a dict", "or a KeyedJaggedTensor", f"not a {type(features).__name__}")

@@ -87,7 +87,11 @@ def test_what_is_compiled_of_a_step_clips_and_updates_the_same_rows(tmp_path: Pa
     torch.testing.assert_close(found[1], found[0])
 
 
-@pytest.mark.parametrize("record", [torch.jit.trace, torch.export.export])
+def symbolic_trace(model: nn.Module, _: Any) -> Any:
+    return torch.fx.symbolic_trace(model)
+
+
+@pytest.mark.parametrize("record", [torch.jit.trace, torch.export.export, symbolic_trace])
 @pytest.mark.parametrize("trains", [True, False])
 def test_what_is_recorded_to_run_without_the_pool_is_refused(tmp_path: Path, record: Any, trains: bool) -> None:
     """A trace of TorchScript held whatever lay in the memory of the looked up vectors, and only warned."""

@@ -115,7 +115,8 @@ class RowCollection(nn.Module):
         Raises IdError (names feature, sample and value), DataError, ConfigError; PoolFull where new keys find no rows;
         StepError in a fork of the process, from which no plan finds its way back.
         """
-        if not isinstance(features, Mapping) and not (hasattr(features, "values") and hasattr(features, "keys")):
+        needed = ("keys", "values", "weights_or_none")
+        if not isinstance(features, Mapping) and not all(hasattr(features, name) for name in needed):
             raise DataError(
                 f"features are a dict {{feature: ids}} or {{feature: (ids, offsets)}}, or a KeyedJaggedTensor, "
                 f"not a {type(features).__name__}"
@@ -161,10 +162,11 @@ class RowCollection(nn.Module):
     def _look_up(self, features: KeyedJagged | Mapping[str, Bags] | PlannedFeatures) -> tuple[Tensor, PlannedFeatures]:
         """What a forward does: the pooled columns, and the plan that they are of. Raises StepError in a transform of
         torch.func, which has stand-ins for tensors, and where a forward is recorded, to be run without the pool."""
-        if torch._C._get_tracing_state() is not None or torch.compiler.is_exporting():
+        if _is_recorded(features):
             raise StepError(
-                "a forward pass that torch.jit.trace, torch.export or ONNX records: rows lie in the pool and are no "
-                "part of what is recorded; record the module that is given their vectors, and look rows up outside"
+                "a forward pass that torch.jit.trace, torch.export, torch.fx or ONNX records: rows lie in the pool and "
+                "are no part of what is recorded; record the module that is given their vectors, and look rows up "
+                "outside"
             )
         if torch._C._functorch.get_dynamic_layer_stack_depth():
             raise StepError(
@@ -351,6 +353,13 @@ def clip_grad_norm_(
         if collection.anchor.grad is not None:
             collection.anchor.grad.mul_(factor.to(collection.anchor.device))
     return total
+
+
+def _is_recorded(features: Any) -> bool:
+    """Whether the forward pass of them is recorded, to be run later."""
+    given = features.values() if isinstance(features, Mapping) else (features,)
+    is_symbolic = any(isinstance(part, torch.fx.Proxy) for part in given)
+    return is_symbolic or torch._C._get_tracing_state() is not None or torch.compiler.is_exporting()
 
 
 def refuse_missing(wanted: Iterable[str], there: Iterable[str]) -> None:
