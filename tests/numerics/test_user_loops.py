@@ -573,3 +573,20 @@ def test_a_lazy_layer_that_has_not_met_its_input_is_named(pool_root: Path) -> No
 
     with pytest.raises(StateError, match=r"model\['0.weight'\].*forward"):
         Life(pool_root / "pool", make, life=1)
+
+
+def test_parameters_that_come_in_another_order_are_named(pool_root: Path) -> None:
+    """As from a set: each would go on with the moments of the other one of its shape."""
+
+    def make_with(order: slice) -> Make:
+        def make(rows: EmbeddingBagCollection) -> Parts:
+            model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+            layers = [{"params": layer.parameters()} for layer in model]
+            return Parts(model, torch.optim.Adam(layers[order], lr=0.01))
+
+        return make
+
+    Life(pool_root / "pool", make_with(slice(None)), life=1).pool.close()
+    with pytest.raises(StateError, match=r"optimizers\[0\].*0 is model.1.weight, where model.0.weight was.*sort it"):
+        Life(pool_root / "pool", make_with(slice(None, None, -1)), life=2)
+    Life(pool_root / "pool", make_with(slice(None)), life=3).pool.close()

@@ -38,9 +38,9 @@ from holdfast.files.recycled import recycled
 from holdfast.pools.optim import OPTIMIZERS
 from holdfast.pools.read_only import PoolReader, RowChunk, RowLayout, layout_of, touched_rows
 from holdfast.pools.tables import DTYPES
-from holdfast.state import provenance, state_tree
+from holdfast.state import loading, provenance, state_tree
 
-_LEFT_OUT = ("extra['config']", provenance.RECORD)
+_LEFT_OUT = ("extra['config']", provenance.RECORD, loading.ORDER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ Invariants
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ from torch import Tensor
 from holdfast.errors import HoldfastError, StateError
 from holdfast.state import state_tree
 from holdfast.state.tree_writer import path_of
+
+ORDER = "parameters"  # in the tree of a dense state: of each optimizer, the names of what it steps
 
 _Path = tuple[Any, ...]
 _Flat = tuple[bytes, list[Tensor]]
@@ -43,6 +45,19 @@ def load_all(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     if any(repaired):
         for name, target in objects.items():
             _check(name, target, wanted[name])
+
+
+def refuse_other_order(saved: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]) -> None:
+    """Of optimizers, which know parameters by their order alone. Raises StateError for one that was saved in another
+    place, whose state would be that of the one that is there now. Dense states of before there were names have none."""
+    known = {name for names in now.values() for name in names if name}
+    for optimizer, names in now.items():
+        for place, (was, is_) in enumerate(zip(saved.get(optimizer, ()), names, strict=False)):
+            if was != is_ and was in known:
+                raise StateError(
+                    f"{optimizer}: its parameter {place} is {is_ or 'without a name'}, where {was} was saved; give "
+                    "parameters, groups and optimizers in the same order in every process (a set has none: sort it)"
+                )
 
 
 def _load(name: str, target: Any, saved: Any) -> None:

@@ -14,7 +14,7 @@ from holdfast.pools.dense_state import DenseState, Stepped
 from holdfast.rows.anchor import Anchor
 from holdfast.state import state_tree
 from holdfast.state.generators import as_stateful, rng_state
-from holdfast.state.loading import load_all
+from holdfast.state.loading import ORDER, load_all, refuse_other_order
 from holdfast.state.provenance import RECORD, Provenance
 from holdfast.state.reproducibility import check_environment, check_model, resolve_vector_functions
 from holdfast.train.dense_snapshot import Snapshots
@@ -86,7 +86,7 @@ class TrainingState:
         self._objects |= {f"extra[{name!r}]": as_stateful(value) for name, value in (extra or {}).items()}
         self._tensors: list[Tensor] = []
         self._never_finite: set[int] = set()
-        self._num_checked = len(self.parameters)
+        self._num_checked, self._order = len(self.parameters), self._order_now()
         check_environment()
         check_model(model)
         resolve_vector_functions()
@@ -111,6 +111,7 @@ class TrainingState:
             tree["loader"] = {**loader, "samples": cursor}
         tree["rng"] = rng
         tree[RECORD] = self._provenance.record()
+        tree[ORDER] = self._order
         tree |= beside
         structure, tensors = state_tree.flatten(tree, ordered=True)
         if self._are_snapshots or any(tensor.device.type != "cpu" for tensor in tensors):
@@ -138,11 +139,23 @@ class TrainingState:
         return Stepped(floats, lambda number: self._name_of(found[number]))
 
     def _name_of(self, parameter: Tensor) -> str:
-        for holder, item in self._objects.items():
-            for name, own in item.named_parameters() if isinstance(item, nn.Module) else ():
-                if own is parameter:
-                    return f"{holder}.{name}"
-        return f"a parameter of shape {tuple(parameter.shape)}"
+        return self._names().get(id(parameter), f"a parameter of shape {tuple(parameter.shape)}")
+
+    def _names(self) -> dict[int, str]:
+        """Of the parameters of modules."""
+        modules = {holder: item for holder, item in self._objects.items() if isinstance(item, nn.Module)}
+        return {
+            id(own): f"{holder}.{name}" for holder, item in modules.items() for name, own in item.named_parameters()
+        }
+
+    def _order_now(self) -> dict[str, list[str]]:
+        """Of each dense optimizer the names of what it steps; empty where a parameter is none of a module's."""
+        names = self._names()
+        return {
+            name: [names.get(id(parameter), "") for group in item.param_groups for parameter in group["params"]]
+            for name, item in self._objects.items()
+            if name.startswith("optimizers[")
+        }
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -201,16 +214,18 @@ class TrainingState:
                             f"{name}.param_groups[{number}]: parameter {place}, of shape {tuple(parameter.shape)}, is "
                             "no part of the model: give the module that has it to extra"
                         )
-        self._num_checked = len(self.parameters)
+        self._num_checked, self._order = len(self.parameters), self._order_now()
 
     def load(self, tree: Mapping[str, Any]) -> None:
         """Warns where `tree` was saved under other circumstances than these. Raises StateError where it, without random
         numbers, does not fit the objects, or is not what they hold then; names them."""
         tree = dict(tree)
         self._provenance.compare(tree.pop(RECORD, {}))
+        order = tree.pop(ORDER, {})
         if missing := [name for name in self._objects if name not in tree]:
             raise StateError(f"the saved state has no {missing[0]}; it has {', '.join(tree)}")
         if unknown := [name for name in tree if name not in self._objects]:
             raise StateError(f"the saved state has a {unknown[0]}, the Checkpoint was made without it")
         # Plain values are read with `saved`.
         load_all({name: item for name, item in self._objects.items() if hasattr(item, "load_state_dict")}, tree)
+        refuse_other_order(order, self._order)
