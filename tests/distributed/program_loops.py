@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from torch import nn
 
 import holdfast
 import own_loops
+from holdfast.group.group import Group
+from holdfast.group.options import GroupOptions
 
 ATTEMPTS = 3
 
@@ -121,3 +124,16 @@ def by_turns(directory: Path, say: Callable[..., None], options: dict[str, Any])
     train(third, 1)
     third.pool.close()
     say(closed=True, left=dist.is_initialized())
+
+
+def waits_for_one_that_waits_for_the_dead(_: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
+    """Of two trainers and a memory rank: this one is dead, and the second trainer has nothing to do with it."""
+    group = Group.from_environment(
+        GroupOptions(memory_ranks=1, timeout=options["timeout"], shared_memory=options["shared_memory"])
+    )
+    say(joined=True)
+    if not group.is_trainer:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if group.rank == 0:
+        group.barrier("all ranks")
+    group.sum_over_trainers(torch.ones(1), "the other trainer").wait()

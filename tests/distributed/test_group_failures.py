@@ -119,6 +119,11 @@ def test_a_silent_rank_did_not_die_where_one_that_gave_up_on_it_is_who_closed_th
     assert what_became_of([2], RuntimeError(broke), [word], timeout=5.0).startswith(became)
 
 
+def test_of_several_that_are_silent_it_is_said_that_one_died() -> None:
+    became = what_became_of([1, 2], RuntimeError("Connection closed by peer"), [], timeout=5.0)
+    assert became == "at least one of ranks 1, 2 died or was stopped"
+
+
 def test_ranks_that_wait_for_different_things_are_told_that_they_make_different_calls() -> None:
     store = HashStore()
     flushing, looking_up = (
@@ -164,6 +169,16 @@ def test_a_dead_rank_is_named_without_waiting_for_the_timeout(victim: int, ranks
     life = run(ranks, pool_root / "pool", config=LONG, acts={victim: Act(at="train", nth=4)})
     life.check_that_the_others_ended(within=GRACE)
     assert [f"rank {victim} died or was stopped" in error for error in life.errors().values()] == [True, True]
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_the_dead_rank_is_named_by_one_that_waited_for_another(
+    shared_memory: bool, ranks: Ranks, pool_root: Path
+) -> None:
+    options = {"timeout": 20.0, "shared_memory": shared_memory}
+    loop = "program_loops:waits_for_one_that_waits_for_the_dead"
+    life = ranks.run(pool_root / "pool", options, 3, memory_ranks=1, loop=loop)
+    assert ["rank 2 died or was stopped" in error for error in life.errors().values()] == [True, True], life.errors()
 
 
 def test_a_rank_that_never_comes_is_named(ranks: Ranks, pool_root: Path) -> None:

@@ -32,13 +32,14 @@ from holdfast.group.attaching import attach
 from holdfast.group.device_sums import DeviceSums, open_device_sums
 from holdfast.group.meeting import await_others, meet, of_this_group, stay_on_one_machine
 from holdfast.group.neighbours import Neighbours, meet_neighbours
-from holdfast.group.notices import NOT_YET, Notices
+from holdfast.group.notices import NOT_YET, EndedElsewhereError, Notices
 from holdfast.group.options import GroupOptions
 from holdfast.group.roles import Roles
 from holdfast.group.transport import Transport, Waitable
 
 _SLICE = timedelta(seconds=0.25)  # how soon a wait notices that the process was asked to stop
 _LEAST_PATIENCE = 2.0  # seconds
+_LOOK_SECONDS = 1.0  # between two looks at what the others say, in a wait that is long
 _Answer = TypeVar("_Answer")
 
 
@@ -331,7 +332,7 @@ class Group:
             raise self.notices.failure(what, error) from None
 
     def await_work(self, work: Waitable, what: str) -> None:
-        began = time.monotonic()
+        began = looked = time.monotonic()
         while True:
             has_ended = work.is_completed()  # before the wait: then what the wait says is the work's own word
             try:
@@ -346,6 +347,10 @@ class Group:
                 patience = min(self.timeout, max(_LEAST_PATIENCE, 2 * self._longest_wait))
                 if waited > (patience if self.stopping() else self.timeout):
                     raise self.notices.failure(what, error) from None
+                if time.monotonic() - looked > _LOOK_SECONDS:
+                    if self.notices.is_over():
+                        raise self.notices.failure(what, EndedElsewhereError()) from None
+                    looked = time.monotonic()
             else:
                 self._longest_wait = max(self._longest_wait, time.monotonic() - began)
                 return

@@ -4,6 +4,8 @@ Invariants
 - Whoever looks waits for a bounded time, also where the store does not answer.
 - A rank whose wait failed has left word of that before it says who is missing: others then tell the dead from those
   who gave up.
+- Who goes no further says so where all look that wait for long: they learn of it while the store is there, and need not
+  wait for those who wait for somebody that is gone.
 """
 
 from __future__ import annotations
@@ -23,12 +25,21 @@ from holdfast.group.store_answers import asked
 
 _GRACE_WHEN_STOPPED = 0.2
 _GRACE_SECONDS = 3.0  # for the others to say that they are there, once something broke
+_LOOK_SECONDS = 1.0  # for the store to say whether a rank goes no further: who asks has a wait of its own to look after
 _Answer = TypeVar("_Answer")
 NOT_YET = "Operation timed out"  # what Work.wait says when its own timeout passed and the work goes on
 _DOING, _DONE = "at it, ", "done"  # what rank 0 says of long work
 _ENDED = "ended after step "  # begins the word of a rank whose loop is over
 _GAVE_UP = "gave up on "  # begins the word that a rank leaves whose wait timed out
 _LOST = "lost a connection, waiting for "  # one whose wait ended otherwise
+_OVER_KEY = "holdfast/over"  # is there when a rank goes no further
+
+
+class EndedElsewhereError(RuntimeError):
+    """Another rank goes no further: why a wait for a third one ends."""
+
+    def __init__(self) -> None:
+        super().__init__("a rank went no further")
 
 
 class Notices:
@@ -62,14 +73,27 @@ class Notices:
         with suppress(RuntimeError, TimeoutError):
             self._ask(lambda: self._store.set(_key(self._rank), what))
 
+    def _leave_last(self, what: str) -> None:
+        """The word of a rank that goes no further. Never raises."""
+        self.leave(what)
+        with suppress(RuntimeError, TimeoutError):
+            self._ask(lambda: self._store.set(_OVER_KEY, ""))
+
     def leave_failure(self, error: BaseException) -> None:
         """Says that this rank is about to end with `error`."""
         if not isinstance(error, GroupError):
-            self.leave(f"failed: {type(error).__name__}: {first_line(error)}")
+            self._leave_last(f"failed: {type(error).__name__}: {first_line(error)}")
 
     def leave_end(self, step: int) -> None:
         """Says that this rank's loop is over."""
         self.leave(f"{_ENDED}{step}")
+
+    def is_over(self) -> bool:
+        """Whether a rank has said that it goes no further."""
+        try:
+            return self._ask(lambda: self._store.check([_OVER_KEY]), _LOOK_SECONDS)
+        except (RuntimeError, TimeoutError):
+            return False
 
     def close(self) -> None:
         """Lets go of the store, which has threads."""
@@ -129,7 +153,7 @@ class Notices:
     def failure(self, what: str, error: Exception) -> GroupError:
         """What to raise when a collective did not work: finds out which ranks do not answer any more."""
         self.any_failure = True
-        self.leave(f"{_GAVE_UP if _is_timeout(error) else _LOST}{what}")
+        self._leave_last(f"{_GAVE_UP if _is_timeout(error) else _LOST}{what}")
         answers: dict[int, str] = {}
 
         def look() -> None:
@@ -201,8 +225,10 @@ def what_became_of(silent: Sequence[int], error: Exception, words: Iterable[str]
     # Who gives up closes its connections to all: a broken one then says nothing about those who are silent.
     somebody_gave_up = any(word.startswith(_GAVE_UP) for word in words)
     names = names_of(silent)
-    if _is_broken_connection(error) and not somebody_gave_up:
-        return f"{names} died or {'was' if len(silent) == 1 else 'were'} stopped"
+    is_broken = isinstance(error, EndedElsewhereError) or _is_broken_connection(error)
+    if is_broken and not somebody_gave_up:
+        # One that is busy with its own part of a step says nothing, too.
+        return f"{'' if len(silent) == 1 else 'at least one of '}{names} died or was stopped"
     return f"{names} {'does' if len(silent) == 1 else 'do'} not answer within {timeout:g} s"
 
 
