@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import queue
+import re
+import signal
 import socket
 import threading
 import time
@@ -14,13 +16,20 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
+from held_port import held_port
 from torch._C._distributed_c10d import HashStore, TCPStore
 
+from group_runs import small
+from holdfast.cli.groups import open_in_group
+from holdfast.cli.stop_signals import StopSignals
 from holdfast.errors import ConfigError, GroupError
+from holdfast.files.config import read_value
 from holdfast.group import attaching, meeting
 from holdfast.group.group import Group
 from holdfast.group.options import GroupOptions
 from holdfast.group.outliving import MemoryRank
+from holdfast.run.sections import RunConfig
 
 _LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -94,6 +103,29 @@ def test_trainers_that_wait_for_memory_ranks_hear_a_signal_and_do_not_say_that_t
     said = {"memory_rank": 1, "memory_ranks": 1, "timeout": 60.0}
     with pytest.raises(GroupError, match=r"stopped while waiting for memory rank 1 of 1 at 127\.0\.0\.1:1"):
         attaching._knock_until(nobody, said, time.monotonic() + 60.0, stopping=lambda: True)
+
+
+@pytest.mark.parametrize(("rank", "waits_for"), [("0", "all ranks to be there"), ("1", "the group's store")])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_rank_that_is_stopped_before_the_others_come_ends_with_the_status_of_a_signal(
+    number: signal.Signals,
+    rank: str,
+    waits_for: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config, stop = read_value(RunConfig, small(group={"timeout": 60.0}), "config"), StopSignals()
+    stop.number = number
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with held_port() as port:
+        for name, value in (_LAUNCHED | {"RANK": rank, "MASTER_PORT": str(port)}).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(typer.Exit) as ended:
+            open_in_group(config, tmp_path / "pool", stop, 0, [], recovery="exact", trust_after_reboot=False)
+    assert ended.value.exit_code == 128 + number
+    assert re.search(f"rank {rank} waited for {waits_for}.*: stopped", capsys.readouterr().err)
+    assert not (tmp_path / "pool").exists()
 
 
 def test_a_trainer_whose_rank_0_died_while_it_knocked_gives_up_soon_after_the_timeout(

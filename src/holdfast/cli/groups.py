@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,13 +36,20 @@ def open_in_group(
     recovery: RecoveryMode,
     trust_after_reboot: bool,
 ) -> Trainer:
-    """This process's part of the group that trains `pool`."""
+    """This process's part of the group that trains `pool`. Raises typer.Exit where it is stopped before it has one."""
+    from holdfast.errors import GroupError
     from holdfast.group.group import Group
     from holdfast.run.ranks import open_group_trainer
 
     options = config.group.with_ranks(memory_ranks=memory_ranks, memory_ranks_at=memory_ranks_at)
-    group = Group.from_environment(options, stopping=stop.is_wanted)
-    return open_group_trainer(config, pool, group, recovery=recovery, trust_after_reboot=trust_after_reboot)
+    try:
+        group = Group.from_environment(options, stopping=stop.is_wanted)
+        return open_group_trainer(config, pool, group, recovery=recovery, trust_after_reboot=trust_after_reboot)
+    except GroupError as error:
+        if stop.number is None:
+            raise
+        print(f"holdfast: {error}", file=sys.stderr)  # noqa: T201
+        raise typer.Exit(128 + stop.number) from None
 
 
 def end_steps(pool: Pool) -> None:
