@@ -186,7 +186,7 @@ def test_a_rank_that_never_comes_is_named(ranks: Ranks, pool_root: Path) -> None
     for rank in (life.ranks[0], life.ranks[2]):
         assert rank.error == "GroupError"
         assert "waiting for all ranks to be there: rank 1 does not answer" in rank.message
-        assert rank.ended < 5 * TIMEOUT + GRACE + SLACK_SECONDS  # gloo tries more than once
+        assert rank.ended < TIMEOUT + GRACE + SLACK_SECONDS  # gloo would try more than once
     assert not (pool_root / "pool").exists()
 
 

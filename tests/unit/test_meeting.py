@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from threading import Event
 from typing import Any
 
@@ -16,9 +17,10 @@ from held_port import held_port
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from holdfast.errors import ConfigError, GroupError
-from holdfast.group import meeting, notices
+from holdfast.group import group, meeting, notices
 from holdfast.group.meeting import await_others, listen_on, meet, of_this_group, reach_store
 from holdfast.group.notices import Notices
+from holdfast.group.roles import Roles
 
 
 def test_a_port_that_another_program_has_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +195,67 @@ def test_ranks_that_meet_at_a_store_that_answers_nobody_hear_of_a_signal(stopped
     with pytest.raises(GroupError, match="rank 1 waited for all ranks to be there"):
         await_others(stopped, 1, 2, 60.0, lambda: True)
     assert time.monotonic() - began < 20
+
+
+class FreezingStore(Store):
+    """One of torch's own kind that answers until it is frozen, and dies a while later."""
+
+    def __init__(self, pause: float) -> None:
+        super().__init__()
+        self._store = HashStore()
+        self._dies = Event()
+        self._is_frozen = False
+        self._pause = pause
+
+    def freeze(self) -> None:
+        self._is_frozen = True
+
+    def die(self) -> None:
+        self._dies.set()
+
+    def _answering(self) -> HashStore:
+        if self._is_frozen:
+            self._dies.wait(self._pause)
+            raise RuntimeError("Connection reset by peer")
+        return self._store
+
+    def set(self, key: str, value: str) -> None:
+        self._answering().set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return self._answering().get(key)
+
+    def add(self, key: str, number: int) -> int:
+        return self._answering().add(key, number)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._answering().check(keys)
+
+    def wait(self, keys: list[str], *timeout: timedelta) -> None:
+        self._answering().wait(keys, *timeout)
+
+
+@pytest.mark.parametrize("is_asked_to_stop", [False, True])
+def test_a_store_that_freezes_while_torch_makes_a_process_group_is_waited_for_until_the_timeout(
+    is_asked_to_stop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, began = FreezingStore(pause=25.0), time.monotonic()
+
+    def await_others(*_: Any) -> None:
+        store.freeze()
+
+    monkeypatch.setattr(group, "await_others", await_others)
+    alone = Roles(world_size=1, memory_ranks=0)
+    with pytest.raises(GroupError, match="waited for all ranks to be there and reaches neither"):
+        group.Group(
+            store=store,
+            rank=0,
+            roles=alone,
+            timeout=60.0 if is_asked_to_stop else 1.0,
+            stopping=lambda: is_asked_to_stop,
+        )
+    assert time.monotonic() - began < 25.0
+    store.die()
 
 
 def test_a_store_that_stalls_while_rank_0_works_has_as_long_as_rank_0(

@@ -35,6 +35,7 @@ from holdfast.group.neighbours import Neighbours, meet_neighbours
 from holdfast.group.notices import NOT_YET, EndedElsewhereError, Notices
 from holdfast.group.options import GroupOptions
 from holdfast.group.roles import Roles
+from holdfast.group.store_answers import asked
 from holdfast.group.transport import Transport, Waitable
 
 _SLICE = timedelta(seconds=0.25)  # how soon a wait notices that the process was asked to stop
@@ -104,7 +105,7 @@ class Group:
             lies_beside = dist.is_initialized()
             self._default = process_groups.default_group.enter(lambda: self._init(store, deadline))
             if lies_beside:
-                self._world = dist.new_group(backend="gloo", timeout=deadline)
+                self._world = self._make(lambda: dist.new_group(backend="gloo", timeout=deadline))
             self._check_roles()
             if roles.world_size > 1:
                 self._neighbours = meet_neighbours(rank, self.gather, wanted=shared_memory)
@@ -116,7 +117,7 @@ class Group:
                 self._to_keeper = self._between([0, roles.keeper])  # of rank 0's dense states
         except BaseException as error:
             failure: BaseException = error
-            if isinstance(error, RuntimeError):  # dist.DistError is one
+            if isinstance(error, (RuntimeError, TimeoutError)):  # dist.DistError is the former
                 failure = self.notices.failure("all ranks to be there", error)
             self.close()
             raise failure from None
@@ -125,10 +126,16 @@ class Group:
         # By which ranks name what they look for; one that could not be made has left it where it was.
         dist.distributed_c10d._world.group_count = 0
         size = self.roles.world_size
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=size, timeout=deadline)
+        init = partial(dist.init_process_group, "gloo", store=store, rank=self.rank, world_size=size, timeout=deadline)
+        self._make(init)
+
+    def _make(self, process_group: Callable[[], _Answer]) -> _Answer:
+        """All ranks are there. Raises TimeoutError where the store does not answer in time."""
+        return asked(process_group, self.timeout, self.stopping)
 
     def _between(self, ranks: Sequence[int]) -> Transport:
-        process_group = dist.new_group(list(ranks), timeout=timedelta(seconds=self.timeout), backend="gloo")
+        deadline = timedelta(seconds=self.timeout)
+        process_group = self._make(lambda: dist.new_group(list(ranks), timeout=deadline, backend="gloo"))
         self._transports.append(Transport(process_group, ranks, self.rank, self._neighbours))
         return self._transports[-1]
 
