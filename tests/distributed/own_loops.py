@@ -111,9 +111,9 @@ class Ranker(nn.Module):
 
 def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
     """options: steps, micro_batches, ahead (batches announced), evaluate_every, max_norm, scaler, overflow_at (a step
-    in which rank 1's gradients are not finite), skip_averages_at, odd_lr_at and rows_not_updated_at (of rank 1),
-    settle_every, dropout, sequences, fewer_on_rank_1 (steps), stop (a file: ranks kill themselves once it is there),
-    device. Each rank has a generator of its own in `extra`."""
+    in which rank 1's gradients are not finite), skip_averages_at, odd_lr_at, rows_not_updated_at and
+    words_not_updated_at (of rank 1), settle_every, dropout, sequences, fewer_on_rank_1 (steps), stop (a file: ranks
+    kill themselves once it is there), device. Each rank has a generator of its own in `extra`."""
     steps, micro_batches = options.get("steps", 8), options.get("micro_batches", 1)
     with open_pool(directory, options) as pool:
         rank = pool.group.rank
@@ -165,6 +165,8 @@ def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) ->
                 model.words.optimizer.param_groups[0]["lr"] /= 2
             if rank == 1 and options.get("rows_not_updated_at") == step:
                 del optimizers[1:]
+            if rank == 1 and options.get("words_not_updated_at") == step:
+                del optimizers[2:]
             if scaler is not None:
                 for each in optimizers:
                     scaler.unscale_(each)

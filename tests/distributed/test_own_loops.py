@@ -418,10 +418,15 @@ def test_ranks_whose_gradients_were_not_averaged_are_found(ranks: Ranks, pool_ro
 
 
 @pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("odd", ["odd_lr_at", "rows_not_updated_at"])
-def test_ranks_that_do_not_update_rows_alike_are_found(odd: str, group: str, ranks: Ranks, pool_root: Path) -> None:
+@pytest.mark.parametrize(
+    ("odd", "dense_interval"),
+    [("odd_lr_at", 1), ("rows_not_updated_at", 1), ("words_not_updated_at", 1), ("words_not_updated_at", 3)],
+)
+def test_ranks_that_do_not_update_rows_alike_are_found(
+    odd: str, dense_interval: int, group: str, ranks: Ranks, pool_root: Path
+) -> None:
     """As where a schedule looks at the loss of a rank: the others' rows would learn at another rate."""
-    life = run(ranks, pool_root / "pool", {odd: 4, "timeout": 5.0}, group)
+    life = run(ranks, pool_root / "pool", {odd: 4, "timeout": 5.0, "dense_interval": dense_interval}, group)
     assert not life.ended_well
     assert any(
         "the row optimizers of rank 1 have other settings than rank 0's" in each for each in life.errors().values()

@@ -17,6 +17,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+
 from holdfast import _core
 from holdfast.errors import GroupError, HoldfastError
 from holdfast.group.dense_states import DenseStates
@@ -99,6 +101,7 @@ class GroupPool:
         self._rows_durable = self.step  # on every writer, as far as is known
         self._log_is_low = False
         self._updated = False  # in the step that is under way
+        self._updates_crc = 0  # of the updates of rows since this was opened, whatever their order in a step
         self.dense_state_of: int | None = None  # an older step's lies beside the rows (relaxed recovery)
         self._lock = lock
 
@@ -239,19 +242,23 @@ class GroupPool:
         if odd := [rank for rank, crc in crcs.items() if crc != crcs[0]]:
             raise GroupError(
                 f"step {self.step}: the row optimizers of rank {odd[0]} have other settings than rank 0's (lr, eps, "
-                "betas, weight_decay), or have taken another number of steps: each rank updates the rows that it owns, "
-                "so they must be the same; a schedule that looks at a loss needs the mean over all ranks "
-                "(average_gradients(..., beside=loss))"
+                "betas, weight_decay), have taken other steps, or scaled gradients otherwise: each rank updates the "
+                "rows that it owns, so they must be the same; a schedule that looks at a loss needs the mean over all "
+                "ranks (average_gradients(..., beside=loss))"
             )
 
     @property
-    def row_updates_done(self) -> int:
-        """That of the step under way included."""
-        return self.row_updates + self._updated
+    def row_updates_done(self) -> tuple[int, int]:
+        """How many there were, that of the step under way included; and a checksum of what those did that this life
+        had."""
+        return self.row_updates + self._updated, self._updates_crc
 
-    def note_update(self) -> None:
-        """Of rows, on all ranks: the step that is under way is one of the row optimizer, as writers count them."""
+    def note_update(self, how: Sequence[float]) -> None:
+        """Of rows, on all ranks: the step that is under way is one of the row optimizer, as writers count them. how:
+        what must be the same on all ranks."""
         self._updated = True
+        crc = _core.crc32c(0, np.array([self.step, *how], np.float64).view(np.uint8))
+        self._updates_crc = (self._updates_crc + crc) % (1 << 32)
 
     @property
     def dense_is_due(self) -> bool:

@@ -153,11 +153,11 @@ def checksum_of(parameters: Iterable[torch.Tensor]) -> int:
 
 
 def checksums_of(
-    parameters: Iterable[torch.Tensor], row_optimizers: Iterable[torch.optim.Optimizer], row_updates: int
+    parameters: Iterable[torch.Tensor], row_optimizers: Iterable[torch.optim.Optimizer], row_updates: Iterable[int]
 ) -> int:
     """Of what all trainers have alike: in the lower 32 bits of the dense parameters; in the upper ones of the settings
-    of the row optimizers, by which each owner updates its rows, and of how often they were. Not negative."""
-    settings = [float(row_updates)]
+    of the row optimizers, by which each owner updates its rows, and of their updates. Not negative."""
+    settings = [float(number) for number in row_updates]
     for optimizer in row_optimizers:
         for group in optimizer.param_groups:
             settings += [float(group[name]) for name in ("lr", "eps", "weight_decay")]

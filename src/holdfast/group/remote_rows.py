@@ -329,9 +329,10 @@ class RemoteRows:
     def update(self, *, gradient_scale: Tensor | float, **hyperparameters: float) -> float:
         """Each trainer's gradients count as they do in the mean over all, as the dense ones do."""
         scale = float(gradient_scale)
-        self._pool.tell(Verb.UPDATE, self._number, scale, *(hyperparameters[name] for name in HYPERPARAMETERS))
+        how = [self._number, scale, *(hyperparameters[name] for name in HYPERPARAMETERS)]
+        self._pool.tell(Verb.UPDATE, *how)
         arrived = self._arrived()
-        self._pool.opened.note_update()
+        self._pool.opened.note_update(how)
         if self._owned is not None:
             self._owned.update(arrived, gradient_scale=scale / self._pool.group.num_trainers, **hyperparameters)
         return scale
