@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,20 @@ def by_turns(directory: Path, say: Callable[..., None], options: dict[str, Any])
     train(third, 1)
     third.pool.close()
     say(closed=True, left=dist.is_initialized())
+
+
+def with_a_child_that_ends(directory: Path, say: Callable[..., None], options: dict[str, Any]) -> None:
+    """Of rank 1, in the midst of the loop; the others wait for long enough to look at what became of it."""
+
+    def report(**what: Any) -> None:
+        say(**what)
+        if what.get("step") == 3 and os.environ["RANK"] == "1":
+            if (child := os.fork()) == 0:
+                raise SystemExit
+            os.waitpid(child, 0)
+            time.sleep(2.5)
+
+    own_loops.train(directory, report, options)
 
 
 def waits_for_one_that_waits_for_the_dead(_: Path, say: Callable[..., None], options: dict[str, Any]) -> None:

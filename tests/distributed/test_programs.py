@@ -35,6 +35,12 @@ def test_a_pool_that_a_launcher_began_with_one_rank_takes_more_later(ranks: Rank
         assert life.opened == opened
 
 
+def test_a_child_that_leaves_the_block_of_a_pool_of_its_parent_ends_no_rank(ranks: Ranks, pool_root: Path) -> None:
+    life = ranks.run(pool_root / "forking", {"steps": 5}, 2, loop="program_loops:with_a_child_that_ends")
+    assert life.ended_well, life.errors()
+    assert digest(pool_root / "forking") == whole(ranks, pool_root / "whole", {"steps": 5})
+
+
 def test_a_pool_that_was_made_without_a_launcher_opens_under_one_of_one_rank(ranks: Ranks, pool_root: Path) -> None:
     assert ranks.run(pool_root / "pool", {"steps": 3}, 1, loop="rows_alone").ended_well
     options = {"loop": "rows_alone", "steps": 6}

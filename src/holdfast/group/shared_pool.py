@@ -384,7 +384,7 @@ class SharedPool(Pool):
         if error is None:
             self.close()
             return
-        if self._is_closed:
+        if self._is_closed or os.getpid() != self._process:
             return
         self._is_closed = True
         self._group.notices.leave_failure(error)
