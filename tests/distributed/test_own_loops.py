@@ -439,8 +439,8 @@ def test_ranks_that_do_not_update_rows_alike_are_found(
     [
         ("relaxed", "ConfigError", "has recovery"),
         ("device", "ConfigError", "give all of its collections the same device.rows"),
-        ("tables", "ConfigError", "make them the same"),
-        ("policy", "ConfigError", "make them the same"),
+        ("tables", "ConfigError", "rank 1 has tables = ['item'], rank 0 has ['item', 'shop']: make them the same"),
+        ("policy", "ConfigError", "rank 1 has table 'item': ttl_steps = 4, rank 0 has 3: make them the same"),
         ("interval", "ConfigError", "has dense_interval"),
         ("thread", "StepError", "before the loader's first batch"),
         ("late", "StepError", "make all of them before"),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Any
 
 import torch
 
-from holdfast import _core
 from holdfast.errors import ConfigError
 from holdfast.group.founding import Foundation
 from holdfast.group.group import Group
 from holdfast.pools.opening_options import OpenOptions
+from holdfast.pools.optim import OPTIMIZERS
+from holdfast.pools.tables import FIELDS, in_words
 
 _OF_A_RANK = "scratchpad_bytes"  # machines have different memories
 
@@ -24,7 +24,12 @@ def check_same_everywhere(group: Group, wanted: Foundation, options: OpenOptions
         "dense_interval": dense_interval,
         "recovery": "relaxed" if options.relaxed else "exact",
         **{name: getattr(wanted, name) for name in Foundation.__dataclass_fields__ if name != _OF_A_RANK},
-        "tables": [_words_of(spec) for spec in wanted.tables],
+        "tables": [spec.name for spec in wanted.tables],  # the same before their fields are compared
+        **{
+            f"table '{spec.name}': {field}": in_words(spec, field, OPTIMIZERS)
+            for spec in wanted.tables
+            for field in FIELDS
+        },
     }
     for rank, theirs in enumerate(group.gather(mine, "everyone's options")):
         for name, value in mine.items():
@@ -32,22 +37,3 @@ def check_same_everywhere(group: Group, wanted: Foundation, options: OpenOptions
                 raise ConfigError(
                     f"rank {rank} has {name} = {theirs[name]}, rank {group.rank} has {value}: make them the same"
                 )
-
-
-def _words_of(spec: _core.TableSpec) -> list[Any]:
-    return [
-        spec.name,
-        spec.num_embeddings,
-        spec.embedding_dim,
-        spec.dtype,
-        spec.optimizer,
-        spec.pooling,
-        spec.init_low,
-        spec.init_high,
-        spec.keys,
-        spec.ttl_steps,
-        spec.max_keys,
-        spec.admit_after,
-        spec.turned_away,
-        spec.stay,
-    ]

@@ -327,21 +327,29 @@ _REMEDIES = {
     "dtype": _IMPORT,
 }
 
+FIELDS = (
+    *("keys", "num_embeddings", "embedding_dim", "dtype", "optimizer", "pooling", "init_low", "init_high"),
+    *("ttl_steps", "max_keys", "admit_after", "turned_away", "stay"),
+)  # that a table keeps for good
+
+
+def in_words(spec: _core.TableSpec, field: str, optimizers: Sequence[str]) -> Any:
+    """One of FIELDS, as whoever makes the table says it."""
+    value = getattr(spec, field)
+    if field == "turned_away":
+        return _admits(value)
+    words = {"dtype": DTYPES, "pooling": POOLINGS, "optimizer": optimizers, "keys": KEYS}
+    return words[field][value] if field in words else value
+
 
 def check_same(there: _core.TableSpec, wanted: _core.TableSpec, optimizers: Sequence[str]) -> None:
     """Raises ConfigError that names the field in which a pool's table differs from the one that is asked for."""
-    words = {"dtype": DTYPES, "pooling": POOLINGS, "optimizer": optimizers, "keys": KEYS}
     names = {"num_embeddings": "capacity"} if there.keys and wanted.keys else {}
     names["turned_away"] = "chances to be admitted"
-    shape = ("keys", "num_embeddings", "embedding_dim", "dtype", "optimizer", "pooling", "init_low", "init_high")
-    for field in (*shape, "ttl_steps", "max_keys", "admit_after", "turned_away", "stay"):
-        old, new = getattr(there, field), getattr(wanted, field)
+    for field in FIELDS:
+        old, new = in_words(there, field, optimizers), in_words(wanted, field, optimizers)
         if field.startswith("init_") and _is_default(new, wanted.num_embeddings) and _is_default(old):
             continue  # of another number of rows, before a restore gave the table more: rows begin as they did
-        if field in words:
-            old, new = words[field][old], words[field][new]
-        if field == "turned_away":
-            old, new = _admits(old), _admits(new)
         if old != new:
             raise ConfigError(
                 f"table '{there.name}': the pool was made with {names.get(field, field)} = {old}, now it is {new}; "
