@@ -419,9 +419,9 @@ def test_two_groups_on_one_pool_are_refused_and_the_first_goes_on(ranks: Ranks, 
     with Ranks() as others, ThreadPoolExecutor() as pool_of_threads:
         first = pool_of_threads.submit(run, ranks, pool, 2, LONG, acts={1: Act(at="commit", nth=6, do="wait")})
         ranks.await_waiting(first)
-        second = run(others, pool, 2)
+        second, holder = run(others, pool, 2), (pool / LOCK_FILE).read_text()
         ranks.go_on.touch()
-        check_refused(second, "PoolBusy", "another group")
+        check_refused(second, "PoolBusy", f"another group, whose rank 0 is process {holder};")
         assert first.result().ended_well
     assert digest(pool) == digest(whole)
 

@@ -53,6 +53,11 @@ class FileLock:
         self.release()
 
 
+def signed_by(path: Path) -> str:
+    """The process that has the file's lock, as it signed."""
+    return path.read_bytes()[:32].decode(errors="replace").strip() or "(unknown)"
+
+
 def is_lock_shared(path: Path) -> bool:
     """Whether nobody has the file's lock alone: those that share it change nothing, and did not sign."""
     try:

@@ -23,7 +23,7 @@ from pathlib import Path
 from holdfast import _core
 from holdfast.errors import ConfigError, Corrupted, PoolBusy, PoolExists, PoolNotFound
 from holdfast.files.durable import make_directory
-from holdfast.files.locks import FileLock, is_lock_shared
+from holdfast.files.locks import FileLock, is_lock_shared, signed_by
 from holdfast.group import manifest as manifests
 from holdfast.group.group import Group
 from holdfast.group.layout import TableShards, assign, check_num_shards, lay_out
@@ -70,7 +70,10 @@ class GroupLock:
         except BlockingIOError:
             if is_lock_shared(directory / LOCK_FILE):
                 raise PoolBusy(f"{directory} {BEING_READ}") from None
-            raise PoolBusy(f"{directory} is open for writing by another group; wait for it, or stop it") from None
+            raise PoolBusy(
+                f"{directory} is open for writing by another group, whose rank 0 is process "
+                f"{signed_by(directory / LOCK_FILE)}; wait for it, or stop it"
+            ) from None
         except OSError as error:
             raise pool_error(error, f"locking {directory / LOCK_FILE}") from error
         self._lock.sign()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from holdfast import _core
 from holdfast.data.source import DEFAULT_CAPACITY
 from holdfast.errors import Corrupted, PoolBusy, PoolNotFound, PoolOfGroup, PoolReadOnly
-from holdfast.files.locks import FileLock, is_lock_shared
+from holdfast.files.locks import FileLock, is_lock_shared, signed_by
 from holdfast.pools.directory import check_vacant, describe_medium, exists, is_of_group, log_bytes_of
 from holdfast.pools.optim import OPTIMIZERS, RowOptimizerSpec
 from holdfast.pools.tables import EmbeddingBagConfig, features_of, find_tables, to_spec
@@ -220,9 +220,9 @@ def _locked(directory: Path, *, alone: bool) -> Iterator[None]:
     except BlockingIOError:
         if alone and is_lock_shared(file):
             raise PoolBusy(f"{directory} {BEING_READ}") from None
-        holder = file.read_bytes()[:32].decode(errors="replace").strip() or "(unknown)"
         raise PoolBusy(
-            f"{directory} is open for writing in process {holder}; wait for it, stop it, or take a snapshot beside it"
+            f"{directory} is open for writing in process {signed_by(file)}; wait for it, stop it, or take a snapshot "
+            "beside it"
         ) from None
     with lock:
         if alone:
