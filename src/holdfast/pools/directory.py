@@ -79,8 +79,9 @@ def begins_a_group(directory: str | os.PathLike[str]) -> bool:
 def make_directory_alone(directory: Path) -> None:
     """Makes the directory of a pool that is this process's alone. Warns where a launcher started others with it, which
     would each train a pool of their own, or find this one busy. Raises PoolExists, PoolError."""
-    for variable, launcher in _LAUNCHED.items():
-        if "RANK" not in os.environ and (size := os.environ.get(variable, "1")) != "1":
+    launchers = {} if "RANK" in os.environ else _LAUNCHED
+    for variable, launcher in launchers.items():
+        if (size := os.environ.get(variable, "1")) != "1":
             warnings.warn(
                 f"{launcher} started {size} processes, and RANK is not set: this one trains {directory} alone, on all "
                 "of its data. To train one pool together start them with torchrun, or set RANK, WORLD_SIZE, "
