@@ -236,8 +236,9 @@ class GroupPool:
         crcs = {rank: status.dense_crc for rank, status in enumerate(statuses) if status.dense_crc >= 0}
         if odd := [rank for rank, crc in crcs.items() if crc & _OF_PARAMETERS != crcs[0] & _OF_PARAMETERS]:
             raise GroupError(
-                f"step {self.step}: the dense parameters of rank {odd[0]} differ from rank 0's, which must never be; "
-                "start again, and look at what that machine computes"
+                f"step {self.step}: the dense parameters of rank {odd[0]} differ from rank 0's, which must never be: "
+                "average their gradients before each step, and give all ranks one instruction set (where CPUs differ, "
+                "ATEN_CPU_CAPABILITY=avx2) and one MKL_CBWR; else look at what that machine computes"
             )
         if odd := [rank for rank, crc in crcs.items() if crc != crcs[0]]:
             raise GroupError(
