@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, Pool
 from holdfast.admin.repair import repair_pool
 from holdfast.errors import PoolBusy
+from holdfast.files.locks import FileLock
 from holdfast.group.founding import GroupLock
-from holdfast.pools.read_only import ReadOnlyPool, locked
+from holdfast.pools.read_only import ReadOnlyPool, locked, open_untrained
 
 
 def collection(pool: Pool | ReadOnlyPool, name: str) -> EmbeddingBagCollection:
@@ -42,6 +44,18 @@ def test_who_finds_a_pool_locked_by_those_that_read_it_is_told_so_and_of_no_proc
         for opens in (Pool, repair_pool, GroupLock):
             with pytest.raises(PoolBusy, match="is being read"):
                 opens(pool_root / "pool")
+
+
+def test_who_looks_at_a_pool_for_a_moment_keeps_nobody_out(pool_root: Path):
+    with Pool(pool_root / "pool") as pool:
+        collection(pool, "users")
+    for opens in (Pool, open_untrained, repair_pool, GroupLock):
+        look = FileLock(pool_root / "pool" / "lock", os.O_RDONLY, shared=True)
+        threading.Timer(0.2, look.release).start()
+        opened = opens(pool_root / "pool")
+        assert look.fd < 0
+        for leave in ("close", "release"):
+            getattr(opened, leave, lambda: None)()
 
 
 def test_a_repair_says_who_keeps_others_out(pool_root: Path):

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
+
+Taken = TypeVar("Taken")
+_MOMENT_S = 1.0  # verify takes longer where there is much to read
+_BETWEEN_LOOKS_S = 0.01
 
 
 class FileLock:
@@ -56,6 +62,19 @@ class FileLock:
 def signed_by(path: Path) -> str:
     """The process that has the file's lock, as it signed."""
     return path.read_bytes()[:32].decode(errors="replace").strip() or "(unknown)"
+
+
+def outlasting_readers(path: Path, take: Callable[[], Taken], busy: type[Exception]) -> Taken:
+    """What `take` gives, which wants the lock of `path` alone and raises `busy` where it has not got it. Waits for
+    those that share it for a moment, as inspect does."""
+    until = time.monotonic() + _MOMENT_S
+    while True:
+        try:
+            return take()
+        except busy:
+            if time.monotonic() > until or not is_lock_shared(path):
+                raise
+        time.sleep(_BETWEEN_LOOKS_S)
 
 
 def is_lock_shared(path: Path) -> bool:

@@ -23,7 +23,7 @@ from pathlib import Path
 from holdfast import _core
 from holdfast.errors import ConfigError, Corrupted, PoolBusy, PoolExists, PoolNotFound
 from holdfast.files.durable import make_directory
-from holdfast.files.locks import FileLock, is_lock_shared, signed_by
+from holdfast.files.locks import FileLock, is_lock_shared, outlasting_readers, signed_by
 from holdfast.group import manifest as manifests
 from holdfast.group.group import Group
 from holdfast.group.layout import TableShards, assign, check_num_shards, lay_out
@@ -64,7 +64,8 @@ class GroupLock:
     def __init__(self, directory: Path) -> None:
         try:
             make_directory(directory)
-            self._lock = FileLock(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT)
+            file = directory / LOCK_FILE
+            self._lock = outlasting_readers(file, lambda: FileLock(file, os.O_RDWR | os.O_CREAT), BlockingIOError)
         except FileExistsError as error:
             raise PoolExists(f"{directory} is there already, and is no directory") from error
         except BlockingIOError:

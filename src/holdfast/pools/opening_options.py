@@ -10,8 +10,10 @@ from pathlib import Path
 
 from holdfast import _core
 from holdfast.errors import ConfigError, PoolBusy
+from holdfast.files.locks import outlasting_readers
 from holdfast.pools.dial import MediumDial
 from holdfast.pools.log_medium import LogMedium, directory_of_log, figures_of_log
+from holdfast.pools.read_only import LOCK_FILE
 from holdfast.pools.victim_cache import VictimCache
 
 Mark = tuple[int, int, int]
@@ -48,7 +50,9 @@ class OpenOptions:
         if self.log is not None:
             self.log.check(directory)
         with suppress(PoolBusy):
-            return self._open(directory, dense_interval, group)
+            return outlasting_readers(
+                directory / LOCK_FILE, lambda: self._open(directory, dense_interval, group), PoolBusy
+            )
         # Perhaps by a pool that nobody has any more: its collections and it know each other, so it is there until then.
         # The threads of a loader know it, too: the first time they end, with the loader.
         gc.collect()

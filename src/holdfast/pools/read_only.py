@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from holdfast import _core
 from holdfast.data.source import DEFAULT_CAPACITY
 from holdfast.errors import Corrupted, PoolBusy, PoolNotFound, PoolOfGroup, PoolReadOnly
-from holdfast.files.locks import FileLock, is_lock_shared, signed_by
+from holdfast.files.locks import FileLock, is_lock_shared, outlasting_readers, signed_by
 from holdfast.pools.directory import check_vacant, describe_medium, exists, is_of_group, log_bytes_of
 from holdfast.pools.optim import OPTIMIZERS, RowOptimizerSpec
 from holdfast.pools.tables import EmbeddingBagConfig, features_of, find_tables, to_spec
@@ -96,14 +96,18 @@ def layout_of(table: _core.TableSpec) -> RowLayout:
 
 def open_untrained(directory: Path) -> _core.Pool:
     """A pool opened for writing, exactly recovered, in which nothing is going to be trained."""
-    return _core.Pool(
-        str(directory),
-        relaxed=False,
-        dense_interval=1,
-        grow_log=False,
-        scratchpad_bytes=_SCRATCHPAD_BYTES,
-        trust_after_reboot=False,
-    )
+
+    def opened() -> _core.Pool:
+        return _core.Pool(
+            str(directory),
+            relaxed=False,
+            dense_interval=1,
+            grow_log=False,
+            scratchpad_bytes=_SCRATCHPAD_BYTES,
+            trust_after_reboot=False,
+        )
+
+    return outlasting_readers(directory / LOCK_FILE, opened, PoolBusy)
 
 
 class PoolReader(Protocol):
@@ -213,7 +217,11 @@ def locked(directory: Path, *, alone: bool = False) -> Iterator[None]:
 def _locked(directory: Path, *, alone: bool) -> Iterator[None]:
     file = directory / LOCK_FILE
     try:
-        lock = FileLock(file, os.O_RDWR | os.O_CREAT if alone else os.O_RDONLY, shared=not alone)
+        lock = (
+            outlasting_readers(file, lambda: FileLock(file, os.O_RDWR | os.O_CREAT), BlockingIOError)
+            if alone
+            else FileLock(file, os.O_RDONLY, shared=True)
+        )
     except FileNotFoundError:
         yield  # nobody has ever opened it here
         return
