@@ -98,7 +98,9 @@ void KeyDirectory::for_blocks(std::span<const std::int64_t> keys, const Visit& v
 
 std::uint64_t KeyDirectory::place(std::span<const std::int64_t> keys, std::int64_t* rows) {
   const std::lock_guard lock(mutex_);
-  const auto last_step = static_cast<std::uint32_t>(step_ + steps_ahead);
+  const std::uint64_t may_update = step_ + steps_ahead;
+  if (leaves_keys_ && may_update > ~std::uint32_t{0}) refuse_step(may_update);
+  const auto last_step = static_cast<std::uint32_t>(may_update);
   std::size_t num_new = 0;
   for_blocks(
       keys,
@@ -115,6 +117,15 @@ std::uint64_t KeyDirectory::place(std::span<const std::int64_t> keys, std::int64
         }
       });
   return step_;
+}
+
+// Beyond that keys would be taken for older than they are.
+void KeyDirectory::refuse_step(std::uint64_t step) const {
+  throw Error(ErrorKind::step, "table '" + table_ +
+                                   "' leaves keys behind by steps that are counted up to 2^32 - 1, and a "
+                                   "batch would be of one up to " +
+                                   std::to_string(step) +
+                                   ": go on in a new pool, which begins at step 0 (holdfast export, then import)");
 }
 
 // Of a key that was none of the directory's; it may have come since.

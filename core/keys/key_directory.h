@@ -107,6 +107,7 @@ class KeyDirectory {
   std::uint8_t& level_of(std::size_t p, std::uint64_t row) { return pieces_[p].levels[row - shards_.pieces[p].first]; }
   bool is_left_behind(const Slot& slot);
   [[noreturn]] void refuse_foreign(std::uint64_t key) const;
+  [[noreturn]] void refuse_step(std::uint64_t step) const;
   std::uint32_t take_row(std::uint64_t key);
   std::uint32_t row_of_new(std::uint64_t key, std::uint32_t step);
   // Frees rows of keys that were left behind, looking at so many slots.

@@ -280,6 +280,22 @@ void keys_lie_in_their_shards_whoever_owns_them(std::mt19937_64& random) {
   CHECK(kind_thrown_by([&] { placed(small, {3}); }) == ErrorKind::full);
 }
 
+// A row's record has 32 bits for the step: where keys leave by that, one more would make all of them seem gone.
+void keys_that_leave_by_steps_are_refused_beyond_the_last_that_is_counted() {
+  constexpr std::uint64_t last = ~std::uint32_t{0};
+  for (const std::uint64_t ttl_steps : {0, 20}) {
+    KeyDirectory directory("t", KeyShards::whole(8), 1, {.ttl_steps = ttl_steps});
+    directory.pass(last - KeyDirectory::steps_ahead, {});
+    const std::vector<std::int64_t> rows = placed(directory, {40, 50});
+    directory.pass(last - KeyDirectory::steps_ahead + 1, {});
+    if (ttl_steps == 0) {
+      CHECK(placed(directory, {40, 50}) == rows);
+    } else {
+      CHECK(kind_thrown_by([&] { placed(directory, {40, 50}); }) == ErrorKind::step);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace holdfast
 
@@ -305,5 +321,6 @@ int main(int argc, char** argv) {
   a_table_without_a_row_left_is_full_and_keeps_its_keys();
   a_directory_is_filled_from_records();
   keys_lie_in_their_shards_whoever_owns_them(random);
+  keys_that_leave_by_steps_are_refused_beyond_the_last_that_is_counted();
   return check::passed();
 }
