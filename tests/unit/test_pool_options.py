@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast import SGD, EmbeddingBagCollection, EmbeddingBagConfig, GroupOptions, Pool, import_tables
+from holdfast import (
+    SGD,
+    Checkpoint,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    GroupOptions,
+    Pool,
+    import_tables,
+    prefetch,
+)
 from holdfast.errors import ConfigError, PoolExists, PoolNotFound
 
 TABLE = EmbeddingBagConfig(num_embeddings=100, embedding_dim=4, name="t", feature_names=["f"])
@@ -50,6 +60,27 @@ def test_an_empty_name_is_not_the_working_directory(pool_root: Path, monkeypatch
         with pytest.raises(ConfigError, match=r"directory is empty .*not set"):
             make("")
     assert not list(pool_root.iterdir())
+
+
+def test_a_name_that_is_too_long_is_said_to_be(pool_root: Path) -> None:
+    for make in (Pool, lambda name: import_tables(name, [TABLE], {})):
+        with pytest.raises(ConfigError, match=r"directory '.*xxx' has a name that is longer than the filesystem"):
+            make(pool_root / ("x" * 300))
+
+
+@pytest.mark.parametrize("pool", ["runs/a", Path("runs/a"), None])
+def test_what_stands_for_a_pool_and_is_none_is_named(pool: Any) -> None:
+    words = "'runs/a' is where one lies; open it" if pool else "a NoneType is none"
+    network = torch.nn.Linear(4, 1)
+    dense = torch.optim.SGD(network.parameters())
+    for make in (
+        lambda: EmbeddingBagCollection(pool, [TABLE]),
+        lambda: EmbeddingCollection(pool, [TABLE]),
+        lambda: Checkpoint(pool, model=network, optimizer=dense),
+        lambda: prefetch([], pool),
+    ):
+        with pytest.raises(ConfigError, match=f"pool: it must be a holdfast.Pool, {words}"):
+            make()
 
 
 def test_a_name_that_is_not_utf8_is_refused_also_where_it_is_the_working_directorys(

@@ -19,7 +19,7 @@ _NO_ROOM = {  # no read ends with these
 
 def trouble_with(path: str | os.PathLike[str]) -> str | None:
     """What is wrong with a path that is not UTF-8 from the root on, which Linux allows, that Python has in another
-    encoding than the core, or that has no root any more; None where nothing is."""
+    encoding than the core, that has no root any more, or is longer than it may be; None where nothing is."""
     try:
         whole = str(Path(path).absolute())
     except FileNotFoundError:
@@ -34,6 +34,11 @@ def trouble_with(path: str | os.PathLike[str]) -> str | None:
         whole.encode()
     except UnicodeEncodeError:
         return f"{whole!a} is not UTF-8: give it, or its folder, another name"
+    try:
+        os.lstat(whole)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return f"{whole!a} has a name that is longer than the filesystem allows: give it a shorter one"
     return None
 
 

@@ -51,6 +51,16 @@ def below_home(directory: str | os.PathLike[str]) -> Path:
         return Path(directory)
 
 
+def check_pool(pool: object) -> None:
+    """Raises ConfigError where something else is given for a Pool, as the name of its directory."""
+    if hasattr(pool, "collections"):
+        return
+    what = f"a {type(pool).__name__} is none"
+    if isinstance(pool, (str, os.PathLike)):
+        what = f"{os.fspath(pool)!r} is where one lies; open it, and give what `with holdfast.Pool(...) as pool` has"
+    raise ConfigError(f"pool: it must be a holdfast.Pool, {what}")
+
+
 def exists(directory: str | os.PathLike[str]) -> bool:
     """Whether there is a pool of one writer in `directory`."""
     return (Path(directory) / SUPERBLOCK).exists()

@@ -20,6 +20,7 @@ from holdfast.data.batch import Bags, JaggedFeatures
 from holdfast.device.options import DeviceConfig
 from holdfast.device.queues import Work
 from holdfast.errors import ConfigError, DataError, NonFiniteLoss, StateError, StepError
+from holdfast.pools.directory import check_pool
 from holdfast.pools.optim import RowOptimizer, RowOptimizerSpec, RowWiseAdagrad, check_spec
 from holdfast.pools.pool import Pool
 from holdfast.pools.tables import EmbeddingBagConfig
@@ -57,6 +58,7 @@ class RowCollection(nn.Module):
         device: DeviceConfig | None,
     ) -> None:
         super().__init__()
+        check_pool(pool)
         spec = RowWiseAdagrad() if optimizer is None else check_spec(optimizer)
         self._tables = tables
         self._columns = [column for table in tables for column in table.feature_names]

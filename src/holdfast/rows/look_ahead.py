@@ -32,6 +32,7 @@ from torch import Tensor
 
 from holdfast import _core
 from holdfast.errors import HoldfastError, StateError
+from holdfast.pools.directory import check_pool
 from holdfast.pools.pool import Pool
 from holdfast.rows.collection import KeyedJagged, RowCollection
 from holdfast.rows.coming import Coming, tensors_of
@@ -52,6 +53,7 @@ class LookAhead:
     """
 
     def __init__(self, pool: Pool, features: Callable[[Any], Any] | None = None) -> None:
+        check_pool(pool)
         self._pool = pool
         self._features = features
         self._announced: list[Planned] = []

@@ -25,6 +25,7 @@ from holdfast.device.queues import Queue, new_queue
 from holdfast.errors import ConfigError, StateError, StepError
 from holdfast.group.rank_states import RankStates, check_same_batches
 from holdfast.pools.dense_state import DenseState
+from holdfast.pools.directory import check_pool
 from holdfast.pools.pool import Pool
 from holdfast.rows.look_ahead import LookAhead
 from holdfast.state import state_tree
@@ -66,6 +67,7 @@ class Checkpoint:
         loader: SeekableLoader | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
+        check_pool(pool)
         _refuse_parallel(model)
         self._pool = pool
         self._loader = loader
