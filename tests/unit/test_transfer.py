@@ -83,6 +83,24 @@ def test_an_export_removes_what_killed_ones_left_and_not_what_others_are_making(
         assert sorted(holdfast.root.glob(".*")) == [theirs] and theirs.read_bytes() == b"theirs"
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_where_the_output_is_a_link_what_it_leads_to_is_written(is_there: bool, tmp_path: Path) -> None:
+    link, target = tmp_path / "model", tmp_path / "other_disk" / "model"
+    link.symlink_to("other_disk/model")
+    with pytest.raises(ConfigError, match=r"there is no directory .*other_disk"), whole_file(link, overwrite=True):
+        pass
+    target.parent.mkdir()
+    if is_there:
+        target.write_bytes(b"old")
+        with pytest.raises(ConfigError, match="there already"), whole_file(link, overwrite=False):
+            pass
+    with whole_file(link, overwrite=is_there) as partial:
+        assert partial.parent == target.parent
+        partial.write_bytes(b"new")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+
+
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "sgd"])
 @pytest.mark.parametrize("tables_in_memory", [0, 1, 3])
 def test_rows_that_were_put_in_order_make_the_same_export_and_digest(

@@ -23,19 +23,21 @@ def check_output(path: Path, *, overwrite: bool, inputs: Sequence[Path | str] = 
         raise ConfigError(f"output: {path} is there already; remove it, or say overwrite")
     if path.exists() and any(Path(given).exists() and path.samefile(given) for given in inputs):
         raise ConfigError(f"output: {path} is one of the files that are read; name another")
-    if not path.parent.is_dir():
-        raise ConfigError(f"output: there is no directory {path.parent}")
+    if not (directory := _led_to(path).parent).is_dir():
+        raise ConfigError(f"output: there is no directory {directory}")
 
 
 @contextmanager
 def whole_file(path: Path, *, overwrite: bool, inputs: Sequence[Path | str] = ()) -> Iterator[Path]:
     """A file beside ``path`` to write to; it becomes ``path``, durably, if the block ends well, and is removed if not.
+    Where that is a link, what it leads to is written, maybe on another disk, and the link stays.
 
     Raises ConfigError if ``path`` is there already and ``overwrite`` is not set, or is no file but a directory or a
     device, or one of ``inputs``, which are never overwritten, or its directory is not there, and OSError that names
     ``path`` where there is no room for it.
     """
     check_output(path, overwrite=overwrite, inputs=inputs)
+    path = _led_to(path)
     with attempt_at(path, "partial", is_directory=False) as partial:
         try:
             yield partial
@@ -49,3 +51,8 @@ def whole_file(path: Path, *, overwrite: bool, inputs: Sequence[Path | str] = ()
             raise OSError(error.errno, f"{refused}. Nothing is left of what was being written", str(path)) from error
         finally:
             partial.unlink(missing_ok=True)
+
+
+def _led_to(path: Path) -> Path:
+    """What is there, or is going to be, where `path` may be a link."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
