@@ -225,7 +225,8 @@ std::uint32_t KeyDirectory::take_row(std::uint64_t key) {
   throw Error(ErrorKind::full,
               "table '" + table_ + "' has a key in each of its " + std::to_string(rows.num_rows) + " rows" +
                   (shards_.num_shards() == 1 ? "" : " of shard " + std::to_string(shards_.shard_of_key(key))) +
-                  ", and none for a new one; make the pool with a larger capacity");
+                  ", and none for a new one; give it a larger capacity (holdfast snapshot, then restore --rows " +
+                  table_ + "=N)");
 }
 
 std::size_t KeyDirectory::num_keys() const {

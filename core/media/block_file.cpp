@@ -151,7 +151,7 @@ void BlockFile::sync() {
   if (::fdatasync(fd_) != 0) {
     const int error = errno;
     failed_ = true;
-    throw Error(ErrorKind::failed, "syncing " + path_ + ": " + std::strerror(error));
+    throw_errno("syncing " + path_, error);
   }
   service.finish();
   if (watcher_ != nullptr) watcher_->after_sync(*this);

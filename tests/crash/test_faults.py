@@ -83,7 +83,9 @@ WHILE_ROWS_COME_FROM_A_LOG = {
     "append_erofs": Case(at("midway", "pwrite", LOG, EROFS), "PoolReadOnly", LOG),
     "append_short": Case(at("midway", "pwrite", LOG, most_bytes=512), None, ""),
     "append_of_nothing": Case(at("midway", "pwrite", LOG, most_bytes=0), "PoolFailed", LOG),
-    "log_sync_eio": Case(at("midway", "fdatasync", LOG, EIO), "PoolFailed", LOG),
+    "log_sync_eio": Case(
+        at("midway", "fdatasync", LOG, EIO), "PoolFailed", f"{LOG}: Input/output error; the device failed"
+    ),
     "checkpoint_eio": Case(at("training", "pwrite", LOG, EIO, below=CHECKPOINTS), "PoolFailed", LOG),
     "checkpoint_short": Case(at("training", "pwrite", LOG, most_bytes=512, below=CHECKPOINTS), None, ""),
     "home_write_eio": Case(beside_threads("training", "pwrite", HOME, EIO), "PoolFailed", HOME),

@@ -94,7 +94,7 @@ def test_a_table_that_grows_keeps_its_rows_and_trains_new_ones(store: str, other
 
 @pytest.mark.parametrize("store", STORES)
 def test_a_full_table_of_keys_goes_on_with_a_larger_capacity(store: str, pool_root: Path) -> None:
-    with pytest.raises(PoolFull, match="items"):
+    with pytest.raises(PoolFull, match=r"'items' .* restore --rows items=N"):
         train(pool_root / "pool", store, keyed(50), 1, 9, 400)
     with at_rest(pool_root / "pool") as (reader, _):
         step = reader.commit["step"]
