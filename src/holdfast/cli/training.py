@@ -148,8 +148,9 @@ def train(
     if trainer.stopped:
         number = stop.number or signal.SIGTERM  # where another rank was asked
         if trainer.speaks:
-            name = signal.Signals(number).name
-            print(f"{name}: step {step} is finished and durable; run the same command to go on", flush=True)  # noqa: T201
+            stopped = f"{signal.Signals(number).name}: step {step} is finished and durable"
+            with suppress(BrokenPipeError):  # Ctrl-C ends a `tee`, too
+                print(f"{stopped}; run the same command to go on", flush=True)  # noqa: T201
         raise typer.Exit(128 + number)
     if not trainer.speaks:
         return
