@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast import Checkpoint, EmbeddingBagCollection, Pool, _core
+from holdfast import Checkpoint, EmbeddingBagCollection, EmbeddingBagConfig, Pool, _core
 from holdfast.admin.digest import digest_pool
 from holdfast.errors import ConfigError, StateError, StepError
 from twin import jagged, random_bags
@@ -88,6 +88,17 @@ def test_a_commit_that_drops_gradients_which_no_row_had_says_so_once(pool_root: 
     assert [(warning.category, warning.filename) for warning in told] == [(RuntimeWarning, __file__)]
     assert "(table 't') that no rows.optimizer.step() had" in str(told[0].message)
     life.pool.close()
+
+
+def test_a_loop_without_a_checkpoint_is_told_which_of_its_lines_drops_gradients(pool_root: Path) -> None:
+    with Pool(pool_root / "pool") as pool:
+        rows = EmbeddingBagCollection(
+            pool, [EmbeddingBagConfig(name="t", num_embeddings=20, embedding_dim=4, feature_names=["f"])]
+        )
+        rows(jagged(random_bags(["f"], 20, 4, seed=1))).values().sum().backward()
+        with pytest.warns(RuntimeWarning, match="a commit drops gradients") as told:
+            pool.commit(4)
+    assert told[0].filename == __file__
 
 
 def test_a_parameter_that_an_optimizer_is_given_on_the_way_and_nothing_holds_ends_the_step_in_an_error(

@@ -8,6 +8,7 @@ the step durable. A forward in ``eval()`` mode or under ``torch.no_grad()`` read
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -282,7 +283,7 @@ class RowCollection(nn.Module):
             "call that before, and commit at the end of an accumulation, never within one. Where rows are meant to "
             "stay as they are, rows.optimizer.zero_grad() before the commit says so",
             RuntimeWarning,
-            stacklevel=6,
+            stacklevel=_level_of_caller(),
         )
 
     def drop_gradients(self) -> None:
@@ -389,3 +390,12 @@ def _cpu(tensor: Tensor, what: str, dtype: torch.dtype | None) -> Tensor:
     if tensor.dtype.is_floating_point != dtype.is_floating_point or tensor.dtype.is_complex:
         raise DataError(f"{what} are {tensor.dtype}; {dtype} is needed")
     return tensor.to(dtype).contiguous()
+
+
+def _level_of_caller() -> int:
+    """How far up the first line is that is not the package's: the loop's own, whether it commits through a Checkpoint
+    or not."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("holdfast."):
+        level, frame = level + 1, frame.f_back
+    return level
