@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,6 +218,20 @@ def test_a_batch_that_is_written_over_while_it_waits_is_refused(tmp_path: Path, 
     run = Run(tmp_path / "wrapped", medium="memory")
     with pytest.raises(StateError, match="changed while it waited"):
         list(holdfast.prefetch(made(), run.pool))
+    run.pool.close()
+
+
+class MadeWhenAsked(UserDict[str, Any]):
+    """Stacks a column whenever it is asked for one, as lazy frames and lists of samples do."""
+
+    def __getitem__(self, key: str) -> Tensor:
+        return torch.stack(self.data[key])
+
+
+def test_a_batch_that_makes_its_tensors_when_it_is_asked_is_the_same_batch(tmp_path: Path) -> None:
+    run = Run(tmp_path / "wrapped", medium="memory")
+    given = [MadeWhenAsked(item=[torch.tensor(number), torch.tensor(1)]) for number in range(5)]
+    assert [int(batch["item"][0]) for batch in holdfast.prefetch(given, run.pool)] == [0, 1, 2, 3, 4]
     run.pool.close()
 
 

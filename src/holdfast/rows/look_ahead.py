@@ -313,9 +313,14 @@ def _held(batch: Any) -> list[_Held]:
 def _is_changed(taken: _Taken) -> bool:
     parts = list(_parts_of(taken.batch, _DEEPEST))
     return len(parts) != len(taken.held) or any(
-        part is not was.part or _mark(part, was.is_counted) != was.mark
+        _mark(was.part, was.is_counted) != was.mark or (part is not was.part and not _are_same(part, was.part))
         for part, was in zip(parts, taken.held, strict=True)
     )
+
+
+def _are_same(part: Any, was: Any) -> bool:
+    """Of two that are not one: what makes its tensors when it is asked gives another one each time."""
+    return type(part) is type(was) and part.shape == was.shape and bool((part == was).all())
 
 
 def _features_in(batch: Any, levels: int) -> Iterator[Any]:
