@@ -36,6 +36,17 @@ def test_a_port_that_another_program_has_is_named(monkeypatch: pytest.MonkeyPatc
         assert time.monotonic() - began < 5
 
 
+def test_rank_0_that_runs_elsewhere_than_the_address_says_is_told_which_variable_that_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nobodys = "192.0.2.1"  # RFC 5737
+    with held_port() as port:
+        for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": nobodys, "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, str(value))
+        with pytest.raises(GroupError, match=rf"rank 0 cannot listen at {nobodys}:{port}: .*; MASTER_ADDR has to lead"):
+            meet(1.0)
+
+
 def test_a_launcher_that_names_no_address_is_told_which_variable_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)

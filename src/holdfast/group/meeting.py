@@ -204,7 +204,10 @@ def _own_store(host: str, port: int, world_size: int, timeout: float) -> Store:
             raise GroupError(
                 f"rank 0 cannot listen at {host}:{port}, where somebody else does: set MASTER_PORT to a free port"
             ) from None
-        raise GroupError(f"rank 0 cannot listen at {host}:{port}: {first_line(error)}") from None
+        raise GroupError(
+            f"rank 0 cannot listen at {host}:{port}: {first_line(error)}; MASTER_ADDR has to lead to the machine that "
+            "rank 0 runs on"
+        ) from None
     # Its destructor waits for its thread, which a forked child that exits does not have.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
     _mine[place] = store
