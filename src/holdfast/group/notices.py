@@ -75,9 +75,13 @@ class Notices:
 
     def _leave_last(self, what: str) -> None:
         """The word of a rank that goes no further. Never raises."""
-        self.leave(what)
+
+        def tell() -> None:
+            self._store.set(_key(self._rank), what)
+            self._store.set(_OVER_KEY, "")
+
         with suppress(RuntimeError, TimeoutError):
-            self._ask(lambda: self._store.set(_OVER_KEY, ""))
+            self._ask(tell)
 
     def leave_failure(self, error: BaseException) -> None:
         """Says that this rank is about to end with `error`."""
