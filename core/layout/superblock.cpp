@@ -339,19 +339,23 @@ std::optional<std::string> Superblock::reason_to_distrust() const {
   if (medium_.level() != format::Level::process || epoch_.clean != 0 || is_current_boot(of_record)) {
     return std::nullopt;
   }
+  const std::string what_follows = " (" + medium_.description() +
+                                   ") keeps no order across that: its rows may be from any moment. Restore a copy, or, "
+                                   "if you know that everything had been written back, open it with trust_after_reboot "
+                                   "(holdfast train --trust-after-reboot)";
   constexpr std::array<std::uint8_t, 16> unknown{};
   const bool says_no_boot = std::ranges::equal(of_record, unknown);
   if (says_no_boot || current_boot_id() == unknown) {
     const std::string why = says_no_boot ? "it was repaired, or /proc/sys/kernel/random/boot_id was missing then"
                                          : "/proc/sys/kernel/random/boot_id is missing";
     return "was open when it was left, and whether the machine has been down since cannot be told here (" + why +
-           "); its medium (" + medium_.description() + ") keeps no order across that: its rows may be from any moment";
+           "); its medium" + what_follows;
   }
   const bool sync_failed = std::all_of(std::begin(of_record), std::end(of_record),
                                        [](std::uint8_t byte) { return byte == format::boot_id_byte_of_failed_sync; });
-  return (sync_failed ? "could not be synced when it was closed, and its medium ("
-                      : "was open when the machine went down, and its medium (") +
-         medium_.description() + ") keeps no order across that: its rows may be from any moment";
+  return (sync_failed ? "could not be synced when it was closed, and its medium"
+                      : "was open when the machine went down, and its medium") +
+         what_follows;
 }
 
 std::vector<std::string> Superblock::broken_records() const {

@@ -80,7 +80,7 @@ class Superblock {
   std::vector<RowTable> row_tables() const;
   const format::EpochRecord& epoch() const { return epoch_; }
   const format::CommitRecord& commit() const { return commit_; }
-  // Why rows may be from any moment, which only those of a process-level pool ever are; or nothing.
+  // Why rows may be from any moment, which only those of a process-level pool ever are, and what to do; or nothing.
   std::optional<std::string> reason_to_distrust() const;
   // Epoch and commit records that neither hold their checksum nor were never written, each with file and offset. After
   // a crash one of each may be torn; after a clean close none is. But for one that does not count: at level `power` an

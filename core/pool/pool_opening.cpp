@@ -211,9 +211,7 @@ Pool::Pool(const std::string& directory, const OpenOptions& options, std::unique
   medium_->set_dial(dial_);
   superblock_ = std::make_unique<Superblock>(*medium_, true);
   if (const auto reason = superblock_->reason_to_distrust(); reason && !options.trust_after_reboot) {
-    throw Error(ErrorKind::untrusted, directory + " " + *reason +
-                                          ". Restore a copy, or open it with trust_after_reboot if you know that "
-                                          "everything had been written back");
+    throw Error(ErrorKind::untrusted, directory + " " + *reason);
   }
   make_backend(directory, options, watcher);
   updated_tables_.resize(backend_->tables().size());

@@ -16,6 +16,7 @@ import pytest
 
 from format_doc import Field, Layout, crc32c
 from holdfast import Pool, _core
+from holdfast.admin.snapshot.taking import take_snapshot
 from holdfast.errors import Corrupted, FormatMismatch, PoolError, PoolNotFound, UntrustedPool
 from pool_image import (
     BLOCK,
@@ -561,6 +562,8 @@ def test_a_process_level_pool_that_was_open_when_the_machine_went_down_is_not_tr
     data[newest : newest + EPOCH.size] = record
     (directory / "pool.holdfast").write_bytes(data)
     refuses(directory, UntrustedPool, "trust_after_reboot")
+    with pytest.raises(UntrustedPool, match="holdfast train --trust-after-reboot"):
+        take_snapshot(directory, directory.parent / "snapshot")
     with Pool(directory, trust_after_reboot=True) as pool:
         assert pool.step == 5
 
