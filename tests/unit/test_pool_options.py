@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -21,7 +22,8 @@ from holdfast import (
     import_tables,
     prefetch,
 )
-from holdfast.errors import ConfigError, PoolExists, PoolNotFound
+from holdfast.errors import ConfigError, PoolError, PoolExists, PoolFull, PoolNotFound, PoolReadOnly
+from holdfast.pools import directory
 
 TABLE = EmbeddingBagConfig(num_embeddings=100, embedding_dim=4, name="t", feature_names=["f"])
 
@@ -104,6 +106,27 @@ def test_a_name_that_the_locale_has_in_another_encoding_is_refused(
     with pytest.raises(ConfigError, match=r"'.*p\\xe4' would have two names.* for iso8859-1.* set PYTHONUTF8=1"):
         Pool(pool_root / "p\xe4")
     EmbeddingBagCollection(Pool(pool_root / "plain"), [TABLE], optimizer=SGD(lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("refused", "kind", "words"),
+    [
+        (errno.ENOSPC, PoolFull, "No space left on device; free space there"),
+        (errno.EDQUOT, PoolFull, "Disk quota exceeded; free space of this user there, or have the quota raised"),
+        (errno.EACCES, PoolReadOnly, "Permission denied"),
+        (errno.EIO, PoolError, "Input/output error"),
+    ],
+)
+def test_a_directory_that_cannot_be_made_is_the_error_that_its_files_would_be(
+    pool_root: Path, monkeypatch: pytest.MonkeyPatch, refused: int, kind: type[PoolError], words: str
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(refused, os.strerror(refused), str(path))
+
+    monkeypatch.setattr(directory, "make_directory", refuse)
+    with pytest.raises(kind) as raised:
+        EmbeddingBagCollection(Pool(pool_root / "pool"), [TABLE], optimizer=SGD(lr=0.1))
+    assert (raised.type, str(raised.value)) == (kind, f"making {pool_root / 'pool'}: {words}")
 
 
 def test_a_link_to_what_is_not_there_says_so(pool_root: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import resource
 import time
 from collections import Counter, defaultdict
@@ -12,12 +13,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from cli_runs import Commands, start
 from holdfast.errors import ConfigError
-from holdfast.train import trace
+from holdfast.train import observe, trace
 from holdfast.train.metrics import Evaluation
 from holdfast.train.observe import Observers
 from holdfast.train.step_report import Span, StepReport
@@ -337,3 +339,17 @@ def test_a_trace_that_cannot_be_opened_is_named(path: Path) -> None:
     path.mkdir()
     with pytest.raises(ConfigError, match=r"trace file .*trace\.json: Is a directory"):
         TraceFile(path, resumed_step=3, is_new=False)
+
+
+@pytest.mark.parametrize(("option", "module"), [("--metrics", observe), ("--trace", trace)])
+def test_a_file_that_a_full_disk_does_not_let_begin_is_named_with_what_to_do(
+    holdfast: Commands, monkeypatch: pytest.MonkeyPatch, option: str, module: ModuleType
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(module, "open_at_end", refuse)
+    path = holdfast.root / "file"
+    result = holdfast.train("pool", option, path)
+    assert result.code == 1
+    assert result.err.endswith(f"{option[2:]} file {path}: No space left on device; free space there\n")

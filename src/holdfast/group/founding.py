@@ -27,9 +27,9 @@ from holdfast.files.locks import FileLock, is_lock_shared, outlasting_readers, s
 from holdfast.group import manifest as manifests
 from holdfast.group.group import Group
 from holdfast.group.layout import TableShards, assign, check_num_shards, lay_out
-from holdfast.group.manifest import Manifest, TableEntry, generation_directory, pool_error
+from holdfast.group.manifest import Manifest, TableEntry, generation_directory
 from holdfast.group.opening import open_together
-from holdfast.pools.directory import SUPERBLOCK, Medium, refusal_of, wants_log_store
+from holdfast.pools.directory import SUPERBLOCK, Medium, pool_error, refusal_of, wants_log_store
 from holdfast.pools.log_medium import LogMedium, directory_of_log, place_apart
 from holdfast.pools.one_rank import OneRank
 from holdfast.pools.opening_options import Mark, OpenOptions

@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast import _core
-from holdfast.errors import Corrupted, FormatMismatch, PoolError, PoolFull, PoolReadOnly
+from holdfast.errors import Corrupted, FormatMismatch
 from holdfast.files.durable import sync_path
 from holdfast.files.manifests import TableFields, checksum_of
-from holdfast.files.names import advice_on
 from holdfast.group.layout import MAX_SHARDS, stride_bits
-from holdfast.pools.directory import GROUP_MANIFEST, is_of_group
+from holdfast.pools.directory import GROUP_MANIFEST, is_of_group, pool_error
 
 MANIFEST = GROUP_MANIFEST
 exists = is_of_group
@@ -239,17 +238,6 @@ def write(directory: Path, manifest: Manifest) -> None:
         sync_path(directory)
     except OSError as error:
         raise pool_error(error, f"writing {path}") from error
-
-
-def pool_error(error: OSError, doing: str) -> PoolError:
-    """What the operating system refused, as the error that says so."""
-    import errno
-
-    kinds: dict[int | None, type[PoolError]] = {
-        errno.ENOSPC: PoolFull, errno.EDQUOT: PoolFull,
-        errno.EROFS: PoolReadOnly, errno.EACCES: PoolReadOnly, errno.EPERM: PoolReadOnly,
-    }  # fmt: skip
-    return kinds.get(error.errno, PoolError)(f"{doing}: {error.strerror}{advice_on(error)}")
 
 
 def _some(shards: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,9 +13,18 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from holdfast import _core
-from holdfast.errors import ConfigError, Corrupted, PoolError, PoolExists, PoolNotFound, PoolOfGroup
+from holdfast.errors import (
+    ConfigError,
+    Corrupted,
+    PoolError,
+    PoolExists,
+    PoolFull,
+    PoolNotFound,
+    PoolOfGroup,
+    PoolReadOnly,
+)
 from holdfast.files.durable import make_directory
-from holdfast.files.names import trouble_with
+from holdfast.files.names import advice_on, trouble_with
 from holdfast.pools.dial import MediumDial
 from holdfast.pools.machine import number_in
 
@@ -88,7 +98,8 @@ def begins_a_group(directory: str | os.PathLike[str]) -> bool:
 
 def make_directory_alone(directory: Path) -> None:
     """Makes the directory of a pool that is this process's alone. Warns where a launcher started others with it, which
-    would each train a pool of their own, or find this one busy. Raises PoolExists, PoolError."""
+    would each train a pool of their own, or find this one busy. Raises PoolExists, PoolFull, PoolReadOnly, PoolError.
+    """
     launchers = {} if "RANK" in os.environ else _LAUNCHED
     for variable, launcher in launchers.items():
         if (size := os.environ.get(variable, "1")) != "1":
@@ -104,7 +115,7 @@ def make_directory_alone(directory: Path) -> None:
 
 
 def make_pool_directory(directory: Path) -> None:
-    """Raises PoolExists, PoolError."""
+    """Raises PoolExists, PoolFull, PoolReadOnly, PoolError."""
     try:
         make_directory(directory)
     except FileExistsError as error:
@@ -113,7 +124,16 @@ def make_pool_directory(directory: Path) -> None:
             what = f"is a link to {directory.readlink()}, which is not there: a disk that is not mounted?"
         raise PoolExists(f"{directory} {what}") from error
     except OSError as error:
-        raise PoolError(f"making {directory}: {error.strerror}") from error
+        raise pool_error(error, f"making {directory}") from error
+
+
+def pool_error(error: OSError, doing: str) -> PoolError:
+    """What the operating system refused, as the error that says so."""
+    kinds: dict[int | None, type[PoolError]] = {
+        errno.ENOSPC: PoolFull, errno.EDQUOT: PoolFull,
+        errno.EROFS: PoolReadOnly, errno.EACCES: PoolReadOnly, errno.EPERM: PoolReadOnly,
+    }  # fmt: skip
+    return kinds.get(error.errno, PoolError)(f"{doing}: {error.strerror}{advice_on(error)}")
 
 
 def check_vacant(directory: str | os.PathLike[str]) -> None:

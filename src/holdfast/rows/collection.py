@@ -393,8 +393,7 @@ def _cpu(tensor: Tensor, what: str, dtype: torch.dtype | None) -> Tensor:
 
 
 def _level_of_caller() -> int:
-    """How far up the first line is that is not the package's: the loop's own, whether it commits through a Checkpoint
-    or not."""
+    """How far up the first line is that is not the package's."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("holdfast."):
         level, frame = level + 1, frame.f_back

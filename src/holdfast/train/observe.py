@@ -47,7 +47,7 @@ from rich.progress import (
 )
 
 from holdfast.errors import ConfigError
-from holdfast.files.names import named
+from holdfast.files.names import advice_on, named
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -117,7 +117,7 @@ class MetricsFile:
             # Line by line: a crash loses at most the line that was being written.
             self._file = open_at_end(path)
         except OSError as error:
-            raise ConfigError(f"metrics file {path}: {error.strerror}") from error
+            raise ConfigError(f"metrics file {path}: {error.strerror}{advice_on(error)}") from error
 
     def step(self, report: StepReport, samples_per_second: float) -> None:
         self._write(

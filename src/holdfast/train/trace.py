@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError
+from holdfast.files.names import advice_on
 from holdfast.train.observe import free_name, holds_earlier, open_at_end, write_whole
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class TraceFile:
             self._file = open_at_end(path)
             self._write()
         except OSError as error:
-            raise ConfigError(f"trace file {path}: {error.strerror}") from error
+            raise ConfigError(f"trace file {path}: {error.strerror}{advice_on(error)}") from error
 
     def step(self, report: StepReport, samples_per_second: float) -> None:
         planning = report.planning
