@@ -23,7 +23,7 @@ ErrorKind kind_of(int error) {
 
 const char* advice_on(int error) {
   switch (error) {
-    case ENOSPC: return "; free space there";
+    case ENOSPC: return "; free space there, or inodes (df -i)";
     case EDQUOT: return "; free space of this user there, or have the quota raised";
     case EROFS:
     case EACCES:

@@ -111,7 +111,7 @@ def test_a_name_that_the_locale_has_in_another_encoding_is_refused(
 @pytest.mark.parametrize(
     ("refused", "kind", "words"),
     [
-        (errno.ENOSPC, PoolFull, "No space left on device; free space there"),
+        (errno.ENOSPC, PoolFull, "No space left on device; free space there, or inodes (df -i)"),
         (errno.EDQUOT, PoolFull, "Disk quota exceeded; free space of this user there, or have the quota raised"),
         (errno.EACCES, PoolReadOnly, "Permission denied"),
         (errno.EIO, PoolError, "Input/output error"),

@@ -25,6 +25,7 @@ from holdfast.train.observe import Observers
 from holdfast.train.step_report import Span, StepReport
 from holdfast.train.trace import TraceFile
 
+NO_ROOM = "No space left on device; free space there, or inodes (df -i)"
 pytestmark = pytest.mark.dear
 
 VERBS = ["wait for loader", "capture", "lookup", "train", "update", "commit"]
@@ -315,7 +316,7 @@ def test_a_trace_that_cannot_be_written_stops_the_run_and_the_pool_stays_at_its_
 
     monkeypatch.setattr(TraceFile, "step", full)
     result = holdfast.train("pool", "--trace", path)
-    assert (result.code, result.err) == (1, f"holdfast: {path}: No space left on device; free space there\n")
+    assert (result.code, result.err) == (1, f"holdfast: {path}: {NO_ROOM}\n")
     monkeypatch.undo()
     found = json.loads(holdfast("inspect", holdfast.root / "pool", "--json").out)
     assert (found["clean"], found["step"], found["dense_step"]) == (True, 7, 7)
@@ -352,4 +353,4 @@ def test_a_file_that_a_full_disk_does_not_let_begin_is_named_with_what_to_do(
     path = holdfast.root / "file"
     result = holdfast.train("pool", option, path)
     assert result.code == 1
-    assert result.err.endswith(f"{option[2:]} file {path}: No space left on device; free space there\n")
+    assert result.err.endswith(f"{option[2:]} file {path}: {NO_ROOM}\n")

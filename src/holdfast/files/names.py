@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _NO_ROOM = {  # no read ends with these
-    errno.ENOSPC: "free space there",
+    errno.ENOSPC: "free space there, or inodes (df -i)",
     errno.EDQUOT: "free space of this user there, or have the quota raised",
     errno.EFBIG: "the limit on the size of files (ulimit -f), or the filesystem, allows no larger one",
 }
