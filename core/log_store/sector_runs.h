@@ -20,7 +20,7 @@ namespace holdfast {
 // themselves, of which half would be such blocks.
 inline constexpr std::size_t read_gap_bytes = 2 * format::block_bytes;
 inline constexpr std::size_t write_gap_bytes = format::block_bytes;
-inline constexpr std::size_t least_before_write_gap = 3 * format::block_bytes;
+inline constexpr std::size_t least_before_write_gap = 4 * format::block_bytes;
 
 // How runs are made. unit_bytes: what is read and written as a whole. read_gap_bytes: two units so far apart are read
 // with what is between them; write_gap_bytes, not more than that: and so they are written back, behind

@@ -52,14 +52,14 @@ void blocks_by_themselves_are_written_alone_and_read_with_what_is_between() {
 }
 
 void a_block_between_many_and_the_next_is_written_with_them() {
-  CHECK((gathered({1, 2, 3, 5, 7}).writes == Ranges{{1, 7}}));
-  CHECK((gathered({1, 2, 4, 5, 6}).writes == Ranges{{1, 2}, {4, 3}}));
+  CHECK((gathered({1, 2, 3, 4, 6, 8}).writes == Ranges{{1, 8}}));
+  CHECK((gathered({1, 2, 3, 5, 6}).writes == Ranges{{1, 3}, {5, 2}}));
 }
 
 void two_blocks_between_are_read_and_not_written() {
-  const Gathered runs = gathered({1, 2, 3, 6});
-  CHECK((runs.reads == Ranges{{1, 6}}));
-  CHECK((runs.writes == Ranges{{1, 3}, {6, 1}}));
+  const Gathered runs = gathered({1, 2, 3, 4, 7});
+  CHECK((runs.reads == Ranges{{1, 7}}));
+  CHECK((runs.writes == Ranges{{1, 4}, {7, 1}}));
 }
 
 void three_blocks_between_are_not_read() { CHECK((gathered({1, 2, 3, 7}).reads == Ranges{{1, 3}, {7, 1}})); }
