@@ -65,8 +65,8 @@ def signed_by(path: Path) -> str:
 
 
 def outlasting_readers(path: Path, take: Callable[[], Taken], busy: type[Exception]) -> Taken:
-    """What `take` gives, which wants the lock of `path` alone and raises `busy` where it has not got it. Waits for
-    those that share it for a moment, as inspect does."""
+    """What `take` gives, which wants the lock of `path` and raises `busy` where it has not got it. Waits for those that
+    share it for a moment, as inspect does, and keep it from who wants it alone."""
     until = time.monotonic() + _MOMENT_S
     while True:
         try:

@@ -217,11 +217,8 @@ def locked(directory: Path, *, alone: bool = False) -> Iterator[None]:
 def _locked(directory: Path, *, alone: bool) -> Iterator[None]:
     file = directory / LOCK_FILE
     try:
-        lock = (
-            outlasting_readers(file, lambda: FileLock(file, os.O_RDWR | os.O_CREAT), BlockingIOError)
-            if alone
-            else FileLock(file, os.O_RDONLY, shared=True)
-        )
+        flags = os.O_RDWR | os.O_CREAT if alone else os.O_RDONLY
+        lock = outlasting_readers(file, lambda: FileLock(file, flags, shared=not alone), BlockingIOError)
     except FileNotFoundError:
         yield  # nobody has ever opened it here
         return
