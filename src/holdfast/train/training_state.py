@@ -142,11 +142,12 @@ class TrainingState:
         return self._names().get(id(parameter), f"a parameter of shape {tuple(parameter.shape)}")
 
     def _names(self) -> dict[int, str]:
-        """Of the parameters of modules."""
-        modules = {holder: item for holder, item in self._objects.items() if isinstance(item, nn.Module)}
-        return {
-            id(own): f"{holder}.{name}" for holder, item in modules.items() for name, own in item.named_parameters()
-        }
+        """Of the parameters of modules; of one that several have, the first's."""
+        names: dict[int, str] = {}
+        for holder, item in self._objects.items():
+            for name, own in item.named_parameters() if isinstance(item, nn.Module) else ():
+                names.setdefault(id(own), f"{holder}.{name}")
+        return names
 
     def _order_now(self) -> dict[str, list[str]]:
         """Of each dense optimizer the names of what it steps; empty where a parameter is none of a module's."""
