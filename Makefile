@@ -83,15 +83,15 @@ coverage: .venv/.installed  ## which branches of what makes things durable the t
 
 # What takes hours otherwise, so that it cannot rot unseen: each part ends when its time is over, or at its first failure.
 SOAKS := tests/crash/test_soak.py tests/format/test_corruption.py tests/power/test_verbs.py
-smoke: build/.native fuzz-built  ## half a minute of fuzz, a minute of soaks, and two power cuts of each virtual machine
+smoke: build/.native fuzz-built  ## half a minute of fuzz, a minute of soaks, and two power cuts of each medium, or of MEDIUM
 	$(MAKE) --no-print-directory --jobs=$(JOBS) build/powered-off build/fuzzed FUZZ_SECONDS=30 $(addprefix build/soaked/,$(SOAKS)) $(WITH)
 
-# An emulated machine takes two minutes to boot, and two for the rest, on one processor: the others soak meanwhile, and make
-# what WITH names, of which .ci/run has some. (Where more runs than there are processors, as when ninja takes all of them
+# An emulated machine takes two minutes to boot, and one for each medium, on one processor: the others soak meanwhile, and
+# make what WITH names, of which .ci/run has some. (Where more runs than there are processors, as when ninja takes all of them
 # for the fuzzer, all of it takes longer by a minute and a half.)
 .PHONY: build/powered-off $(addprefix build/soaked/,$(SOAKS))
 build/powered-off:
-	$(BIN)/python tests/cxl/power_cuts.py --cuts 2 --steps 30
+	$(BIN)/python tests/cxl/power_cuts.py --cuts 2 --steps 30 $(MEDIUM:%=--medium %)
 
 $(addprefix build/soaked/,$(SOAKS)): build/soaked/%:
 	timeout --signal=INT 20 $(BIN)/python -m pytest -q -x -m soak --timeout=0 $* || [ $$? -eq 124 ]

@@ -21,12 +21,14 @@ def files() -> list[Path]:
     return [Path(line) for line in listing.stdout.splitlines()]
 
 
+@pytest.mark.thorough
 def test_the_guest_has_no_package_that_only_extras_bring(files: list[Path]) -> None:
     names = {part for file in files for part in file.parts}
     assert {"torch", "numpy", "holdfast"} <= names
     assert not {"triton", "matplotlib", "hypothesis", "pytest"} & names
 
 
+@pytest.mark.thorough
 def test_the_guest_fits_its_memory(files: list[Path]) -> None:
     assert sum(file.stat().st_size for file in files) < MOST_BYTES
 

@@ -149,6 +149,7 @@ def test_where_victims_take_longest_a_step_takes_as_long() -> None:
     assert step(given).ms == pytest.approx(predict_step(given).ms, rel=0.02)
 
 
+@pytest.mark.thorough
 def test_where_the_disk_limits_victims_make_a_step_shorter() -> None:
     fast = replace(DISK, name="cxl", kind="byte", read_bandwidth_bytes_per_s=2e10, write_bandwidth_bytes_per_s=1e10)
     fast = replace(fast, access_granularity_bytes=64, random_reads_per_s=5e6)

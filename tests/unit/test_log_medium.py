@@ -202,6 +202,7 @@ with holdfast.Pool("pool", medium="block", log_bytes=256 << 10, log=holdfast.Log
 """
 
 
+@pytest.mark.thorough
 def test_proving_a_script_leaves_no_logs_behind(commands: Commands, fast: Path, is_sample: bool) -> None:
     script = commands.root / "script.py"
     script.write_text(PROVEN)

@@ -70,6 +70,7 @@ def test_what_ends_a_paper_s_ladder_is_relaxed_and_what_begins_it_is_synchronous
     assert [CONFIGURATIONS[name].relaxed for name in PAPERS] == [False] * 5 + [True]
 
 
+@pytest.mark.thorough
 def test_no_step_of_the_simulator_s_ladder_goes_up_in_any_model():
     for shape in SHAPES.values():
         ladder = [simulated(shape, CONFIGURATIONS[name], accelerator_of(shape)).batch_s for name in PAPERS]
