@@ -211,6 +211,25 @@ def in_one_dict() -> Iterator[Any]:
         yield given
 
 
+def in_bags_of_one_memory(part: str) -> Iterator[Any]:
+    offsets, weights = np.arange(SAMPLES + 1), np.zeros(SAMPLES, np.float32)
+    for number in range(5):
+        if part == "offsets":
+            offsets[1:] = SAMPLES - number
+        else:
+            weights[:] = number
+        ids = torch.full((SAMPLES,), number)
+        yield holdfast.JaggedFeatures(["item"], ids, torch.from_numpy(offsets), torch.from_numpy(weights))
+
+
+@pytest.mark.parametrize("part", ["offsets", "weights"])
+def test_bags_that_are_written_over_while_they_wait_are_refused_as_their_ids_are(tmp_path: Path, part: str) -> None:
+    run = Run(tmp_path / "wrapped", medium="memory")
+    with pytest.raises(StateError, match="changed while it waited"):
+        list(holdfast.prefetch(in_bags_of_one_memory(part), run.pool))
+    run.pool.close()
+
+
 @pytest.mark.parametrize("made", [in_numpys_memory, in_torchs_memory, in_one_dict])
 def test_a_batch_that_is_written_over_while_it_waits_is_refused(tmp_path: Path, made: Callable[[], Any]) -> None:
     """Taken one by one each is right; of those taken ahead each would be the last one."""

@@ -270,7 +270,8 @@ def _parts_of(batch: Any, levels: int) -> Iterator[Tensor | np.ndarray[Any, Any]
     if isinstance(batch, (Tensor, np.ndarray)):
         yield batch
     elif isinstance(batch, KeyedJagged):
-        yield batch.values()
+        weights = batch.weights_or_none()
+        yield from (batch.values(), batch.offsets(), *(() if weights is None else (weights,)))
     elif levels > 0:
         for part in _members_of(batch):
             yield from _parts_of(part, levels - 1)
