@@ -113,6 +113,17 @@ def test_a_parameter_that_an_optimizer_is_given_on_the_way_and_nothing_holds_end
     life.pool.close()
 
 
+def test_a_layer_that_is_replaced_on_the_way_ends_the_step_in_an_error(pool_root: Path) -> None:
+    """Its optimizer steps the one that was there, which nothing saves any more."""
+    life = Life(pool_root / "pool", lambda rows: Parts(model := small_model(), adam(model)), life=1)
+    life.train(1)
+    life.parts.model[3] = nn.Linear(5, 1)
+    with pytest.raises(StateError, match=r"optimizers\[0\].param_groups\[0\]: parameter 4, of shape \(1, 5\)"):
+        life.train(2)
+    assert life.pool.step == 1
+    life.pool.close()
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

@@ -98,7 +98,8 @@ class TrainingState:
 
     def collect(self, rng: Mapping[str, Any], cursor: int | None = None, **beside: Any) -> DenseState:
         """All of it as it is now, with the random numbers `rng` and whatever else goes `beside` them. Its tensors live
-        until the next call. Raises StateError for a parameter that an optimizer was given since and nothing holds."""
+        until the next call. Raises StateError for a parameter that an optimizer steps and nothing holds, or holds any
+        more."""
         if len(self.parameters) != self._num_checked:
             self._check_held()
         tree = {
@@ -125,7 +126,14 @@ class TrainingState:
                 for tensor, offset in zip(self._tensors, offsets, strict=True)
             ]
             state = DenseState(structure, pointers, total)
+        self._check_saved(tensors)
         return replace(state, stepped=self._stepped(tensors, state))
+
+    def _check_saved(self, tensors: Sequence[Tensor]) -> None:
+        """What a module was given in the place of a parameter, the optimizer does not step; it steps what was there."""
+        saved = {tensor.data_ptr() for tensor in tensors}
+        if not all(parameter.data_ptr() in saved for parameter in self.parameters if parameter.numel()):
+            self._check_held()
 
     def _stepped(self, tensors: Sequence[Tensor], state: DenseState) -> Stepped:
         """Of `tensors`, which `state` holds, the parameters that optimizers update."""
