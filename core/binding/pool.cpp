@@ -225,8 +225,9 @@ void bind_pool(nb::module_& m) {
           [](const Pool& pool, const Capture& capture, std::size_t feature, const ConstFloatMatrix& grad,
              const FloatVector& out) {
             check_shape(*capture.plan, grad);
-            if (out.shape(0) != capture.plan->num_lookups_of(feature)) {
-              throw nb::value_error("expected one value per lookup of the feature");
+            const Plan& plan = *capture.plan;
+            if (feature >= plan.features.size() || out.shape(0) != plan.num_lookups_of(feature)) {
+              throw nb::value_error("expected a feature of the plan, and one value per lookup of it");
             }
             const nb::gil_scoped_release unlocked;
             pool.scale_gradients(capture, feature, grad.data(), out.data());

@@ -77,6 +77,13 @@ std::optional<DenseState> Pool::dense_state() {
   return dense_->newest(step_);
 }
 
+const RowTable& Pool::checked_table(std::size_t number) const {
+  check_open();
+  const std::size_t num_tables = backend_->tables().size();
+  if (number < num_tables) return backend_->tables()[number];
+  throw Error(ErrorKind::config, "table " + std::to_string(number) + " of " + std::to_string(num_tables));
+}
+
 // A plan may come from elsewhere: no row of another pool, or of another writer, is ever looked for here.
 void Pool::check_rows(const Plan& plan) const {
   for (const CollectionSpec::Table& table : plan.spec->tables) {
@@ -105,8 +112,7 @@ void Pool::read_rows(const Plan& plan, const std::vector<WorkingRows>& rows) {
 }
 
 std::shared_ptr<KeyDirectory> Pool::keys(std::uint32_t number) {
-  check_open();
-  const RowTable& table = backend_->tables().at(number);
+  const RowTable& table = checked_table(number);
   if (!table.has_keys()) return nullptr;
   TableKeys& keys = keys_[number];
   if (keys.directory == nullptr) {
@@ -149,7 +155,7 @@ void Pool::expect_keys(const Plan& plan) {
 }
 
 std::vector<std::uint64_t> Pool::oldest_keys(std::uint32_t table) const {
-  check_open();
+  checked_table(table);
   return backend_->living_of(table).oldest_steps();
 }
 
@@ -442,11 +448,7 @@ std::vector<StageSpans::Span> Pool::take_spans() {
 }
 
 std::optional<RowMapping> Pool::mapping(std::uint32_t table) const {
-  check_open();
-  if (table >= backend_->tables().size()) {
-    throw Error(ErrorKind::config,
-                "table " + std::to_string(table) + " of " + std::to_string(backend_->tables().size()));
-  }
+  checked_table(table);
   return backend_->mapping(table);
 }
 

@@ -291,6 +291,8 @@ class Pool {
   // Of the background thread: `step` is what exact recovery never goes below from now on.
   void note_durable(std::uint64_t step);
   void check_open() const;
+  // Throws config where there is no such table.
+  const RowTable& checked_table(std::size_t number) const;
   void check_here() const;
   void check_not_closed() const;
   void check_rows(const Plan& plan) const;

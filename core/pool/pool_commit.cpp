@@ -119,22 +119,21 @@ void Pool::write_dense(const Dense& dense) {
 
 void Pool::import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
                        std::span<const float> state) {
-  std::vector<std::uint64_t> rows(weights.size() / backend_->tables().at(table).weight_bytes());
+  std::vector<std::uint64_t> rows(weights.size() / checked_table(table).weight_bytes());
   std::iota(rows.begin(), rows.end(), first);
   import_rows(table, rows, weights, state);
 }
 
 void Pool::import_rows(std::size_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
                        std::span<const float> state) {
-  import_into_backend(table, ImportedRows::apart(backend_->tables().at(table), rows, weights, state));
+  import_into_backend(table, ImportedRows::apart(checked_table(table), rows, weights, state));
 }
 
 void Pool::import_values(std::size_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> values) {
-  import_into_backend(table, ImportedRows::together(backend_->tables().at(table), rows, values));
+  import_into_backend(table, ImportedRows::together(checked_table(table), rows, values));
 }
 
 void Pool::import_into_backend(std::size_t table, const ImportedRows& imported) {
-  check_open();
   const bool is_new = step_ == 0 || (report_.epoch == 1 && step_ == report_.step);
   if (!is_new || backend_->step_has_begun())
     throw Error(ErrorKind::step, "rows are imported before the first step only");

@@ -120,6 +120,8 @@ void what_is_closed_is_refused() {
     CHECK(kind_thrown_by([&] { run.pool.capture(plan); }) == ErrorKind::step);
     CHECK(kind_thrown_by([&] { run.pool.flush(); }) == ErrorKind::step);
     CHECK(kind_thrown_by([&] { run.pool.announce(plan); }) == ErrorKind::step);
+    CHECK(kind_thrown_by([&] { run.pool.import_rows(0, 0, {}, {}); }) == ErrorKind::step);
+    CHECK(kind_thrown_by([&] { run.pool.import_values(0, {}, {}); }) == ErrorKind::step);
   }
 }
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -102,6 +103,8 @@ def test_whoever_uses_a_closed_pool_is_told_so(pool_root: Path, way: str) -> Non
         lambda: loop.emb.eval()(loop.plan(4)),
         loop.pool.flush,
         loop.pool.dense_state,
+        lambda: loop.pool.core.import_rows(0, 0, np.zeros(DIM * 4, np.uint8), None),
+        lambda: loop.pool.core.import_values(0, np.zeros(1, np.uint64), np.zeros(DIM * 12, np.uint8)),
     ):
         with pytest.raises(StepError, match="the pool is closed"):
             use()
