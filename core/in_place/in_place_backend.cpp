@@ -504,7 +504,8 @@ std::uint64_t InPlaceBackend::materialize(const Plan& plan) {
 
 // Every seal of this step is in the queue already, so the commit record follows them.
 std::function<void()> InPlaceBackend::end_step(const StepMark& mark) {
-  if (ahead_ && !ahead_->complete) drop_ahead();
+  // Complete, it is of the next step; or of this one, which ends without it.
+  if (ahead_ && (!ahead_->complete || ahead_->capture->step == mark.step)) drop_ahead();
   CommitRecord record{};
   record.epoch = epoch_;
   record.step = mark.step;

@@ -103,6 +103,24 @@ def test_a_capture_of_a_forward_that_was_thrown_away_still_holds_its_rows(pool_r
     pool.close()
 
 
+def test_a_batch_that_was_captured_ahead_of_a_step_without_it_is_captured_in_its_own(
+    pool_root: Path, medium: Medium
+) -> None:
+    pool, rows = opened(pool_root / "pool", medium)
+    coming = rows.plan(batch(IDS))
+    rows(batch(IDS)).values().sum().backward()
+    rows.capture_ahead(coming)
+    rows.optimizer.step()
+    pool.commit(1)
+    pool.commit(2)  # no forward: the loop left the batch out
+    vectors = rows(coming).values()
+    assert torch.equal(vectors, rows.read(0, torch.tensor(IDS)))
+    vectors.sum().backward()
+    rows.optimizer.step()
+    assert pool.commit(3) == 3
+    pool.close()
+
+
 def test_a_plan_of_another_pool_is_refused(pool_root: Path, medium: Medium) -> None:
     pool, rows = opened(pool_root / "pool", medium, rows=10)
     larger_pool, larger = opened(pool_root / "other", medium)
