@@ -240,6 +240,23 @@ def test_a_batch_that_is_written_over_while_it_waits_is_refused(tmp_path: Path, 
     run.pool.close()
 
 
+class OfOnesOwn:
+    def __init__(self, number: int, memory: np.ndarray[Any, Any]) -> None:
+        memory[:] = number
+        self.bags = {"item": torch.from_numpy(memory)}
+
+
+@pytest.mark.parametrize("features", [None, lambda batch: batch.bags])
+def test_a_batch_of_a_class_of_ones_own_that_is_written_over_is_refused_as_well(tmp_path: Path, features: Any) -> None:
+    run, memory = Run(tmp_path / "wrapped", medium="memory"), np.zeros(SAMPLES, np.int64)
+    with pytest.raises(StateError, match="changed while it waited"):
+        list(holdfast.prefetch((OfOnesOwn(number, memory) for number in range(5)), run.pool, features=features))
+    given = (OfOnesOwn(number, np.zeros(SAMPLES, np.int64)) for number in range(5))
+    handed_out = [int(one.bags["item"][0]) for one in holdfast.prefetch(given, run.pool, features=features)]
+    assert handed_out == [0, 1, 2, 3, 4]
+    run.pool.close()
+
+
 class MadeWhenAsked(UserDict[str, Any]):
     """Stacks a column whenever it is asked for one, as lazy frames and lists of samples do."""
 

@@ -28,7 +28,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast import _core
 from holdfast.errors import HoldfastError, StateError
@@ -120,6 +120,7 @@ class Prefetched(Generic[Item]):
         self._batches = batches
         self._pool = pool
         self._look = LookAhead(pool, features)
+        self._features = features
         self._ahead = ahead
         self._planning: ThreadPoolExecutor | None = None
         self._source: Iterator[Item] | None = None
@@ -140,7 +141,7 @@ class Prefetched(Generic[Item]):
         while len(self._coming) <= self._ahead and self._coming[-1].error is None:
             self._coming.append(self._take_early())
         first = self._coming[0]
-        if _is_changed(first):
+        if self._is_changed(first):
             raise StateError(
                 "prefetch: a batch was changed while it waited for its turn: what makes batches writes into the memory "
                 "of earlier ones; have it give copies (tensor.clone()), or do not wrap it"
@@ -190,11 +191,28 @@ class Prefetched(Generic[Item]):
         assert self._source is not None
         try:
             batch = next(self._source)
+            held = [
+                _Held(part, is_counted := _is_counted(part), _mark(part, is_counted)) for part in self._parts_of(batch)
+            ]
         except Exception as error:  # StopIteration, too: whose turn it is, is told
             return _Taken(error=error)
         if self._planning is None:
             self._planning = ThreadPoolExecutor(1, thread_name_prefix="holdfast-plan")
-        return _Taken(batch, _held(batch), self._planning.submit(self._look.plan, batch), self._where())
+        return _Taken(batch, held, self._planning.submit(self._look.plan, batch), self._where())
+
+    def _parts_of(self, batch: Any) -> list[Tensor | np.ndarray[Any, Any]]:
+        """What may be written over while the batch waits: its tensors and arrays, and those that it is looked up by."""
+        holders = [batch] if self._features is None else [self._features(batch), batch]
+        return [part for holder in holders for part in _parts_of(_opened(holder), _DEEPEST)]
+
+    def _is_changed(self, taken: _Taken) -> bool:
+        if taken.error is not None:
+            return False
+        parts = self._parts_of(taken.batch)
+        return len(parts) != len(taken.held) or any(
+            _mark(was.part, was.is_counted) != was.mark or (part is not was.part and not _are_same(part, was.part))
+            for part, was in zip(parts, taken.held, strict=True)
+        )
 
     def _take_early(self) -> _Taken:
         kept = {name: value for name, value in (self._pool.kept() or {}).items() if not isinstance(value, Prefetched)}
@@ -277,6 +295,13 @@ def _parts_of(batch: Any, levels: int) -> Iterator[Tensor | np.ndarray[Any, Any]
             yield from _parts_of(part, levels - 1)
 
 
+def _opened(batch: Any) -> Any:
+    """A batch of a class of its own as a mapping of what it has; any other, as it is."""
+    known = (Tensor, np.ndarray, KeyedJagged, Mapping, tuple, list, nn.Module, type)
+    is_known = isinstance(batch, known) or dataclasses.is_dataclass(batch)
+    return batch if is_known or not hasattr(batch, "__dict__") else vars(batch)
+
+
 def _members_of(batch: Any) -> Iterable[Any]:
     if isinstance(batch, Mapping):
         return batch.values()
@@ -303,20 +328,6 @@ def _mark(part: Tensor | np.ndarray[Any, Any], is_counted: bool) -> int:
             return 0 if part.is_inference() else part._version
         part = part.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     return 0 if part.dtype.hasobject else _core.crc32c(0, np.ascontiguousarray(part).reshape(-1).view(np.uint8))
-
-
-def _held(batch: Any) -> list[_Held]:
-    return [
-        _Held(part, is_counted := _is_counted(part), _mark(part, is_counted)) for part in _parts_of(batch, _DEEPEST)
-    ]
-
-
-def _is_changed(taken: _Taken) -> bool:
-    parts = list(_parts_of(taken.batch, _DEEPEST))
-    return len(parts) != len(taken.held) or any(
-        _mark(was.part, was.is_counted) != was.mark or (part is not was.part and not _are_same(part, was.part))
-        for part, was in zip(parts, taken.held, strict=True)
-    )
 
 
 def _are_same(part: Any, was: Any) -> bool:
