@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/float_mode.h"
 #include "base/parallel.h"
 #include "routing/numbered_ids.h"
 
@@ -210,6 +211,7 @@ void plan_routed(const RoutedIds& routed, bool parallel, Plan& plan, NewKeys new
         {m, static_cast<std::uint32_t>(f), routed.counts[m * num_features + f], words_of[i]});
   }
   const auto plan_one = [&](std::size_t t) {
+    const DefaultFloatMode mode;  // of what lookups are multiplied with
     static thread_local Decoded decoded;
     const auto& table = spec.tables[t];
     decoded.reserve(parts[t]);

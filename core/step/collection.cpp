@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/float_mode.h"
 #include "base/parallel.h"
 #include "step/distinct_keys.h"
 
@@ -68,6 +69,7 @@ void plan_batch(const BatchIds& batch, bool parallel, Plan& plan, NewKeys new_ke
     features_of[feature.table].push_back(f);
   }
   const auto plan_one = [&](std::size_t t) {
+    const DefaultFloatMode mode;  // of what lookups are multiplied with
     const auto& table = spec.tables[t];
     try {
       if (table.keys != nullptr) {

@@ -13,7 +13,7 @@ from holdfast import SGD, DeviceConfig, EmbeddingBagCollection, Pool, RowWiseAda
 from holdfast.data.batch import JaggedFeatures
 from holdfast.errors import StepError
 from row_reference import Bags
-from twin import Twin, jagged, random_bags, random_weights, table
+from twin import Twin, jagged, random_bags, random_weights, same_bits, table
 
 TABLES = [table("t", ["a", "b"]), table("u", ["c"], dim=19, pooling="mean")]
 
@@ -193,3 +193,22 @@ def test_gradients_of_rows_that_are_set_to_none_are_dropped(pool_root: Path):
         twin.pool.commit(5)
         twin.update(twin.gradients(bags, coefficients))
         twin.check()
+
+
+def test_how_the_processor_takes_subnormal_numbers_changes_no_bit(pool_root: Path):
+    """A weight over the length of its bag may be one: it must not vanish because of who planned the batch."""
+    rows = []
+    for flushed in (False, True):
+        with Pool(pool_root / f"flushed {flushed}", medium="memory") as pool:
+            emb = EmbeddingBagCollection(pool, [table("t", ["f"], pooling="mean")], optimizer=SGD(lr=1.0))
+            assert torch.set_flush_denormal(flushed)
+            try:
+                vectors = emb(jagged({"f": [[1, 2]]}, {"f": [[1.2e-38, -1.2e-38]]})).values()
+                vectors.backward(torch.full_like(vectors, 1e38))
+                emb.optimizer.step()
+            finally:
+                torch.set_flush_denormal(False)
+            pool.commit(1)
+            rows.append(emb.read(0, torch.tensor([1, 2])))
+    assert same_bits(*rows)
+    assert abs(float(rows[0][0, 0]) - float(rows[0][1, 0])) > 0.5  # they had gradients
