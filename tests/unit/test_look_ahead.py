@@ -179,12 +179,24 @@ def test_features_that_the_loop_makes_itself_are_planned_again_and_their_rows_ar
     assert run.end() == expected(12)
 
 
-def test_ids_that_are_changed_in_place_are_looked_up_as_they_are(tmp_path: Path) -> None:
+def with_pytorch(ids: Tensor) -> None:
+    ids[:SAMPLES] = ids[:SAMPLES].flip(0) // 2
+
+
+def with_numpy(ids: Tensor) -> None:
+    of_item = ids.numpy()[:SAMPLES]  # of whose changes PyTorch knows nothing
+    of_item[:] = of_item[::-1] // 2
+
+
+@pytest.mark.parametrize("change", [with_pytorch, with_numpy])
+def test_ids_that_are_changed_in_place_are_looked_up_as_they_are(
+    tmp_path: Path, change: Callable[[Tensor], None]
+) -> None:
     ends = []
     for wrapped in (False, True):
         run = Run(tmp_path / f"wrapped {wrapped}")
         for batch in itertools.islice(holdfast.prefetch(batches(), run.pool) if wrapped else batches(), 6):
-            batch.features.values()[:SAMPLES] = batch.features.values()[:SAMPLES].flip(0) // 2
+            change(batch.features.values())
             run.step(batch)
         ends.append(run.end())
     assert ends[0] == ends[1]

@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from holdfast import _core
 from holdfast.rows.row_access import PlannedFeatures
 
 Tensors = tuple[tuple[Any, Tensor | None, int], ...]
@@ -15,8 +19,7 @@ Tensors = tuple[tuple[Any, Tensor | None, int], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Coming:
-    """The plan of `features`, which had these tensors, each in its so-manieth version (PyTorch counts the changes in
-    place)."""
+    """The plan of `features`, which had these tensors, each with such contents."""
 
     features: Any
     tensors: Tensors
@@ -28,8 +31,8 @@ class Coming:
             return False
         now = tensors_of(features)
         return len(now) == len(self.tensors) and all(
-            key == old_key and tensor is old and version == old_version
-            for (key, tensor, version), (old_key, old, old_version) in zip(now, self.tensors, strict=True)
+            key == old_key and tensor is old and contents == old_contents
+            for (key, tensor, contents), (old_key, old, old_contents) in zip(now, self.tensors, strict=True)
         )
 
 
@@ -37,7 +40,7 @@ def tensors_of(features: Any) -> Tensors:
     """All that a plan is made of."""
     if isinstance(features, Mapping):
         return tuple(
-            (key, tensor, tensor._version)
+            (key, tensor, contents_of(tensor))
             for key, bags in features.items()
             for tensor in (bags if isinstance(bags, tuple | list) else (bags,))
             if isinstance(tensor, Tensor)
@@ -45,6 +48,24 @@ def tensors_of(features: Any) -> Tensors:
     keys = tuple(features.keys())
     offsets = features.offsets() if hasattr(features, "offsets") else features.lengths()
     return tuple(
-        (keys, tensor, -1 if tensor is None else tensor._version)
+        (keys, tensor, -1 if tensor is None else contents_of(tensor))
         for tensor in (features.values(), offsets, features.weights_or_none())
     )
+
+
+def contents_of(tensor: Tensor) -> int:
+    """Another number when they have changed, through NumPy or by another process, too, of which PyTorch knows nothing;
+    of memory that neither reaches, its count is enough."""
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return count_of_changes(tensor)
+    return checksum_of(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def count_of_changes(tensor: Tensor) -> int:
+    """As PyTorch has it; of tensors of its inference mode it has none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def checksum_of(array: NDArray[Any]) -> int:
+    """Of its bytes, in order."""
+    return _core.crc32c(0, np.ascontiguousarray(array).reshape(-1).view(np.uint8))

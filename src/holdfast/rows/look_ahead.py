@@ -30,12 +30,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holdfast import _core
 from holdfast.errors import HoldfastError, StateError
 from holdfast.pools.directory import check_pool
 from holdfast.pools.pool import Pool
 from holdfast.rows.collection import KeyedJagged, RowCollection
-from holdfast.rows.coming import Coming, tensors_of
+from holdfast.rows.coming import Coming, checksum_of, contents_of, count_of_changes, tensors_of
 from holdfast.state import state_tree
 from holdfast.state.generators import as_stateful, is_generator
 
@@ -324,10 +323,8 @@ def _is_counted(part: Tensor | np.ndarray[Any, Any]) -> bool:
 def _mark(part: Tensor | np.ndarray[Any, Any], is_counted: bool) -> int:
     """Another number when the contents have changed."""
     if isinstance(part, Tensor):
-        if is_counted:
-            return 0 if part.is_inference() else part._version
-        part = part.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return 0 if part.dtype.hasobject else _core.crc32c(0, np.ascontiguousarray(part).reshape(-1).view(np.uint8))
+        return count_of_changes(part) if is_counted else contents_of(part)
+    return 0 if part.dtype.hasobject else checksum_of(part)
 
 
 def _are_same(part: Any, was: Any) -> bool:
