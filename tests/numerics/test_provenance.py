@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,9 +16,9 @@ from torch import nn
 
 import holdfast
 from holdfast import _core
-from holdfast.admin.digest import digest_pool
+from holdfast.admin.digest import _dense_digest, digest_pool
 from holdfast.state import state_tree
-from holdfast.state.provenance import RECORD, Provenance, changes
+from holdfast.state.provenance import OF_RANKS, RECORD, Provenance, changes
 from holdfast.state.reproducibility import check_model
 
 LIFE = """
@@ -105,6 +106,18 @@ def test_a_digest_does_not_depend_on_what_computed_equal_states(pool_root, num_t
         assert state_tree.unpack(structure, tensors)[RECORD]["threads"] == threads
         digests.append(digest_pool(_core.Reader(str(pool_root / str(threads)))).whole)
     assert digests[0] == digests[1]
+
+
+def test_a_digest_does_not_depend_on_what_other_ranks_computed_with():
+    model = {"model": {"weight": torch.ones(3)}}
+    of_ranks = {"1": {"threads": 2}}
+    trees = [model, {**model, OF_RANKS: of_ranks}, {**model, RECORD: {"threads": 1}}]
+    digests = set()
+    for tree in trees:
+        structure, (tensor,) = state_tree.flatten(tree, ordered=True)
+        state = 0, structure, tensor.numpy().tobytes()
+        digests.add(_dense_digest(Mock(dense_state=Mock(return_value=state))))
+    assert len(digests) == 1
 
 
 def test_a_state_of_before_there_was_a_record_loads_without_a_word(pool_root, monkeypatch):

@@ -9,7 +9,7 @@ What counts, in this order; integers are 8 bytes, little-endian, texts UTF-8 wit
    and bytes the bytes, for numbers ``repr``. The dense state holds the model, optimizers (the row optimizers'
    hyperparameters too), schedulers, loader position and random number generators. ``extra['config']`` is left out: it
    says how the run was started (steps, workers, paths), and where it matters it shows in the rest. So is
-   ``provenance``, which says what computed it;
+   ``provenance``, and that ``_of_ranks``, which say what computed it;
 3. per table in order of name: the digest of name, rows, dim, dtype, optimizer, and then of each row whose value or
    optimizer state differs from its initial one, in order: row number, bytes of the weights, bytes of the state. Of a
    table with keys: the text ``keys``, name, dim, dtype, optimizer, and of each key that has a row, in order of the
@@ -40,7 +40,7 @@ from holdfast.pools.read_only import PoolReader, RowChunk, RowLayout, layout_of,
 from holdfast.pools.tables import DTYPES
 from holdfast.state import loading, provenance, state_tree
 
-_LEFT_OUT = ("extra['config']", provenance.RECORD, loading.ORDER)
+_LEFT_OUT = ("extra['config']", provenance.RECORD, provenance.OF_RANKS, loading.ORDER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,14 @@ Invariants
 - Random numbers differ, and buffers of the model and what users give as `extra` may: those of other ranks lie beside
   rank 0's, by rank, and only where they differ.
 - What is saved is as of the end of the step: all trainers tell rank 0 before it collects.
+- What a rank's bits depend on beside its state is compared with what that rank was recorded with, else with rank 0's
+  record; it is said once, not by each rank, where it changed alike on all.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,9 +22,8 @@ from holdfast import _core
 from holdfast.errors import ConfigError, Corrupted
 from holdfast.pools.dense_state import DenseState
 from holdfast.pools.one_rank import OneRank
-from holdfast.state import state_tree
+from holdfast.state import provenance, state_tree
 from holdfast.state.generators import rng_state
-from holdfast.state.provenance import RECORD
 
 if TYPE_CHECKING:
     from holdfast.group.group import Group
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _RANDOM_NUMBERS = "rng_of_ranks"
 _OWN = "state_of_ranks"
+_ORIGINS = provenance.OF_RANKS
 
 
 class RankStates:
@@ -45,6 +47,7 @@ class RankStates:
         # On rank 0, by rank.
         self._random_numbers: dict[str, bytes] = {}
         self._own: dict[str, bytes] = {}
+        self._provenance: dict[str, dict[str, Any]] = {}  # where it is not rank 0's, as of the newest start
 
     def differs_from_told(self) -> bool:
         """Whether `exchange` would tell rank 0 something of this rank's."""
@@ -97,6 +100,7 @@ class RankStates:
             return None
         beside: dict[str, Any] = {_RANDOM_NUMBERS: self._random_numbers} if self._random_numbers else {}
         beside |= {_OWN: self._own} if self._own else {}
+        beside |= {_ORIGINS: self._provenance} if self._provenance else {}
         return self._state.collect(rng_state(), cursor, **beside)
 
     def load(self, structure: bytes, tensors: bytes) -> dict[str, Any]:
@@ -109,17 +113,33 @@ class RankStates:
         of_others, own_of_others = tree.pop(_RANDOM_NUMBERS, {}), tree.pop(_OWN, {})
         rng: dict[str, Any] = tree.pop("rng")
         rank = self._group.rank
+        self._exchange_provenance(tree, tree.pop(_ORIGINS, {}))
         if rank == 0:
             self._random_numbers, self._own = self._of_those_here(of_others), self._of_those_here(own_of_others)
             self._state.load(tree)
             return rng
-        tree.pop(RECORD, None)  # of rank 0's process
-        self._state.load(tree)
+        self._state.load(tree, whose=f"rank {rank}: ")
         if (mine := own_of_others.get(str(rank))) is not None and self._group.is_trainer:
             self._state.load_own(unpack(mine))
             self._told_own = self._checksum_of(mine)
         self._told_rng = of_others.get(str(rank), b"")
         return unpack(self._told_rng) if self._told_rng else rng_state()
+
+    def _exchange_provenance(self, tree: dict[str, Any], of_others: Mapping[str, Mapping[str, Any]]) -> None:
+        """Rank 0 learns what all trainers' bits depend on. Leaves in `tree` what this rank is to be compared with."""
+        of_rank_0 = tree.pop(provenance.RECORD, {})
+        if not self._group.is_trainer:
+            return
+        mine = self._state.provenance()
+        everyones = self._group.gather(mine, "what everyone computes with", among_trainers=True)
+        rank, first = self._group.rank, everyones[0]
+        self._provenance = {str(other): theirs for other, theirs in enumerate(everyones) if theirs != first}
+        saved = of_others.get(str(rank), of_rank_0)
+        tree[provenance.RECORD] = {
+            name: was
+            for name, was in saved.items()
+            if rank == 0 or (was, mine.get(name)) != (of_rank_0.get(name), first.get(name))  # rank 0 says that
+        }
 
     def _of_those_here(self, of_ranks: dict[str, bytes]) -> dict[str, bytes]:
         return {rank: data for rank, data in of_ranks.items() if int(rank) < self._group.num_trainers}

@@ -84,6 +84,6 @@ class _Surveyed(OneRank):
     def __init__(self, surveys: Sequence[dict[str, Any]]) -> None:
         self._rows = [mark for survey in surveys for mark in survey["rows"]]
 
-    def gather(self, value: Any, what: str) -> list[Any]:
+    def gather(self, value: Any, what: str, *, among_trainers: bool = False) -> list[Any]:
         is_survey = isinstance(value, dict)
         return [{**value, "rows": self._rows} if is_survey else value]

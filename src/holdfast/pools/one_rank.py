@@ -16,7 +16,7 @@ class OneRank:
     num_trainers = 1
     is_trainer = True
 
-    def gather(self, value: Any, what: str) -> list[Any]:
+    def gather(self, value: Any, what: str, *, among_trainers: bool = False) -> list[Any]:
         return [value]
 
     def gather_bytes(self, data: bytes, what: str, *, among_trainers: bool = False) -> list[bytes]:

@@ -21,6 +21,7 @@ from torch import nn
 from holdfast.state.reproducibility import device_settings, mkl_mode
 
 RECORD = "provenance"  # in the tree of a dense state
+OF_RANKS = "provenance_of_ranks"  # there, too, by rank: where it is not rank 0's
 
 # What a difference means; what is not here decides which kernels a device's products take.
 _MEANING = {
@@ -43,7 +44,7 @@ class Provenance:
 
     def __init__(self, model: nn.Module) -> None:
         self._devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
-        self._record = self._present()
+        self._record = self.present()
 
     def record(self) -> dict[str, Any]:
         """To be kept with a state. Warns where the number of threads is not what it was at the last one."""
@@ -54,12 +55,12 @@ class Provenance:
             self._record = present
         return self._record
 
-    def compare(self, saved: Mapping[str, Any]) -> None:
-        """Warns, once, of what differs from the record of a state that is loaded."""
-        self._record = self._present()
-        warn_of_changes(changes(saved, self._record), stacklevel=6)
+    def compare(self, saved: Mapping[str, Any], whose: str = "") -> None:
+        """Warns, once, of what differs from the record of a state that is loaded. whose: begins the warning."""
+        self._record = self.present()
+        warn_of_changes(changes(saved, self._record), stacklevel=6, whose=whose)
 
-    def _present(self) -> dict[str, Any]:
+    def present(self) -> dict[str, Any]:
         record = {
             "torch": torch.__version__.split("+")[0],
             "threads": torch.get_num_threads(),
@@ -87,11 +88,12 @@ def changes(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def warn_of_changes(lines: Sequence[str], stacklevel: int) -> None:
-    """As one RuntimeWarning, where there are any. stacklevel: whose line it names; 2 is the caller's."""
+def warn_of_changes(lines: Sequence[str], stacklevel: int, whose: str = "") -> None:
+    """As one RuntimeWarning, where there are any. stacklevel: whose line it names; 2 is the caller's. whose: begins
+    it."""
     if lines:
         warnings.warn(
-            "the run goes on where it was, but not with the bits that it would have had without "
+            f"{whose}the run goes on where it was, but not with the bits that it would have had without "
             f"{'this change' if len(lines) == 1 else 'these changes'}: {'; '.join(lines)}",
             RuntimeWarning,
             stacklevel=stacklevel,

@@ -225,11 +225,16 @@ class TrainingState:
                         )
         self._num_checked, self._order = len(self.parameters), self._order_now()
 
-    def load(self, tree: Mapping[str, Any]) -> None:
-        """Warns where `tree` was saved under other circumstances than these. Raises StateError where it, without random
-        numbers, does not fit the objects, or is not what they hold then; names them."""
+    def provenance(self) -> dict[str, Any]:
+        """What this process's bits depend on beside all that, as plain values."""
+        return self._provenance.present()
+
+    def load(self, tree: Mapping[str, Any], whose: str = "") -> None:
+        """Warns where `tree` was saved under other circumstances than these; whose: begins the warning. Raises
+        StateError where it, without random numbers, does not fit the objects, or is not what they hold then; names
+        them."""
         tree = dict(tree)
-        self._provenance.compare(tree.pop(RECORD, {}))
+        self._provenance.compare(tree.pop(RECORD, {}), whose)
         order = tree.pop(ORDER, {})
         if missing := [name for name in self._objects if name not in tree]:
             raise StateError(f"the saved state has no {missing[0]}; it has {', '.join(tree)}")
