@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import re
 import socket
 import time
@@ -282,3 +284,44 @@ def test_a_store_that_stalls_while_rank_0_works_has_as_long_as_rank_0(
         with Notices(stopped, rank=0, world_size=2, timeout=60.0, stopping=lambda: False).saying_that_it_lives("work"):
             pass
         waiting.result()
+
+
+def test_an_interface_that_one_machine_does_not_have_is_named_to_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(await_others, store, 0, 2, 60.0)
+        while not store.check(["here"]):
+            time.sleep(0.01)
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere7")
+        said = r"rank 1: gloo cannot listen on GLOO_SOCKET_IFNAME = nowhere7, and this machine has .*lo"
+        for fails in (lambda: await_others(store, 1, 2, 60.0), waiting.result):
+            with pytest.raises(ConfigError, match=said):
+                fails()
+
+
+@pytest.mark.parametrize(("own", "chosen"), [("127.0.1.1", "here0"), ("10.9.9.9", None)])
+def test_ranks_of_several_machines_face_the_master_where_their_names_lead_home(
+    own: str, chosen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.9.9.1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "to be put back")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    monkeypatch.setattr(meeting, "_of_this_name", lambda: [ipaddress.ip_address(own)])
+    monkeypatch.setattr(meeting, "address_towards", lambda host: {"10.9.9.1": "10.9.9.9"}[host])
+    monkeypatch.setattr(meeting, "_interface_of", lambda address: {"10.9.9.9": "here0"}[str(address)])
+    meeting.choose_interface()
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == chosen
+
+
+def test_ranks_that_gloo_does_not_connect_are_told_where_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Connection refused")
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth5")
+    monkeypatch.setattr(meeting, "check_interfaces", lambda: None)
+    monkeypatch.setattr(group.process_groups.default_group, "enter", refuse)
+    with pytest.raises(
+        GroupError, match=r"all of them were there before: .* Let GLOO_SOCKET_IFNAME \(eth5 here\) name"
+    ):
+        group.Group(store=HashStore(), rank=0, roles=Roles(world_size=1), timeout=1.0)

@@ -31,7 +31,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from holdfast import errors
 from holdfast.errors import ConfigError, GroupError, HoldfastError, PoolBusy
-from holdfast.group.meeting import listen_on, meet, of_this_group, stay_on
+from holdfast.group.meeting import address_towards, listen_on, meet, of_this_group, stay_on
 from holdfast.group.notices import first_line
 from holdfast.group.store_answers import AskedStore
 
@@ -110,7 +110,11 @@ def attach(
             "memory ranks that run by themselves join a group of holdfast's own: open the pool before the script calls "
             "init_process_group, or leave that out"
         )
-    mine = _address_towards(*where[0])
+    host, port = where[0]
+    try:
+        mine = address_towards(host)
+    except OSError as error:
+        raise GroupError(f"the memory rank at {host}:{port} cannot be reached: {error}") from None
     stay_on(mine)
     if "RANK" in os.environ:
         met, rank, trainers = meet(timeout, stopping)
@@ -142,17 +146,6 @@ def attach(
         raise
     words.set(_ATTACHED, json.dumps(hello.prefix))
     return PrefixStore(hello.prefix, met), rank, trainers
-
-
-def _address_towards(host: str, port: int) -> str:
-    """This machine's, from which that one is reached. Raises GroupError."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as asked:
-            asked.connect(address)
-            return str(asked.getsockname()[0])
-    except OSError as error:
-        raise GroupError(f"the memory rank at {host}:{port} cannot be reached: {error}") from None
 
 
 def _tell_failure(words: Store, error: HoldfastError, num_others: int) -> None:

@@ -26,11 +26,11 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from holdfast import errors
 from holdfast.device.options import AllReduce
-from holdfast.errors import ConfigError, HoldfastError, StepError
+from holdfast.errors import ConfigError, GroupError, HoldfastError, StepError
 from holdfast.group import process_groups
 from holdfast.group.attaching import attach
 from holdfast.group.device_sums import DeviceSums, open_device_sums
-from holdfast.group.meeting import await_others, meet, of_this_group, stay_on_one_machine
+from holdfast.group.meeting import await_others, choose_interface, how_gloo_connects, meet, of_this_group
 from holdfast.group.neighbours import Neighbours, meet_neighbours
 from holdfast.group.notices import NOT_YET, EndedElsewhereError, Notices
 from holdfast.group.options import GroupOptions
@@ -99,14 +99,16 @@ class Group:
         self._device_sums: DeviceSums | None = None
         self._neighbours = Neighbours({}, {}, [[]] * roles.world_size)
         self._transports: list[Transport] = []
-        deadline = timedelta(seconds=timeout)
+        deadline, advice = timedelta(seconds=timeout), ""
         try:
             await_others(store, rank, roles.world_size, timeout, stopping)
+            advice = how_gloo_connects()
             lies_beside = dist.is_initialized()
             self._default = process_groups.default_group.enter(lambda: self._init(store, deadline))
             if lies_beside:
                 self._world = self._make(lambda: dist.new_group(backend="gloo", timeout=deadline))
             self._check_roles()
+            advice = ""
             if roles.world_size > 1:
                 self._neighbours = meet_neighbours(rank, self.gather, wanted=shared_memory)
             self._everyone = Transport(self._world, range(roles.world_size), rank, self._neighbours)
@@ -118,7 +120,7 @@ class Group:
         except BaseException as error:
             failure: BaseException = error
             if isinstance(error, (RuntimeError, TimeoutError)):  # dist.DistError is the former
-                failure = self.notices.failure("all ranks to be there", error)
+                failure = GroupError(f"{self.notices.failure('all ranks to be there', error)}{advice}")
             self.close()
             raise failure from None
 
@@ -162,7 +164,7 @@ class Group:
             rank, world_size = dist.get_rank(), dist.get_world_size()
             store = of_this_group(dist.distributed_c10d._get_default_store(), rank, world_size, timeout, stopping)
         elif dist.is_available() and "RANK" in os.environ:
-            stay_on_one_machine()
+            choose_interface()
             met, rank, world_size = meet(timeout, stopping)
             store = of_this_group(met, rank, world_size, timeout, stopping)
         elif (started := os.environ.get("WORLD_SIZE", "1")) != "1":

@@ -50,11 +50,62 @@ _mine: dict[tuple[int, str, int], Store] = {}  # rank 0's, by process, MASTER_AD
 _last_taken: dict[int, str] = {}  # by process: the prefix of its newest group
 
 
-def stay_on_one_machine() -> None:
-    """Lets gloo listen on the loopback interface where all ranks are on this machine and nobody said where."""
-    all_are_here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", "") or _is_loopback()
-    if all_are_here and _GLOO_INTERFACE not in os.environ and _LOOPBACK in [name for _, name in socket.if_nameindex()]:
-        os.environ[_GLOO_INTERFACE] = _LOOPBACK
+def choose_interface() -> None:
+    """Lets gloo listen where nobody said where: on the loopback interface where all ranks are on this machine; on the
+    one that faces MASTER_ADDR where the machine's name, by which gloo would choose, leads others nowhere."""
+    if _GLOO_INTERFACE in os.environ:
+        return
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", "") or _is_loopback():
+        if _LOOPBACK in [name for _, name in socket.if_nameindex()]:
+            os.environ[_GLOO_INTERFACE] = _LOOPBACK
+    elif (host := os.environ.get("MASTER_ADDR")) and all(address.is_loopback for address in _of_this_name()):
+        with suppress(OSError):  # whoever waits for MASTER_ADDR next says what is wrong with it
+            mine = address_towards(host)
+            if not ipaddress.ip_address(mine).is_loopback:
+                stay_on(mine)
+
+
+def address_towards(host: str) -> str:
+    """This machine's, from which that one is reached. Raises OSError."""
+    family, kind, _, _, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as asked:
+        asked.connect(address)
+        return str(asked.getsockname()[0])
+
+
+def _of_this_name() -> list[Address]:
+    """The addresses of the machine's name, for the machine itself."""
+    try:
+        return [ipaddress.ip_address(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)]
+    except OSError:
+        return []
+
+
+def how_gloo_connects() -> str:
+    """To be said where ranks were all there and gloo did not connect them; empty where they are on one machine."""
+    chosen = os.environ.get(_GLOO_INTERFACE)
+    if chosen == _LOOPBACK:
+        return ""
+    here = f"{chosen} here" if chosen else "not set here"
+    own = ", ".join(sorted({str(address) for address in _of_this_name()})) or "no address"
+    return (
+        f"; all of them were there before: if they still are, gloo cannot connect them. Let {_GLOO_INTERFACE} ({here}) "
+        f"name the interface at which the others reach each machine, at any port; without it gloo listens where the "
+        f"machine's name leads ({own} here)"
+    )
+
+
+def check_interfaces() -> None:
+    """Raises ConfigError where gloo cannot listen on what GLOO_SOCKET_IFNAME names: what gloo says of that
+    would be taken for a connection that broke."""
+    for name in filter(None, os.environ.get(_GLOO_INTERFACE, "").split(",")):
+        try:
+            dist.ProcessGroupGloo.create_device(interface=name)
+        except RuntimeError as error:
+            known = ", ".join(known for _, known in socket.if_nameindex())
+            raise ConfigError(
+                f"gloo cannot listen on {_GLOO_INTERFACE} = {name}, and this machine has {known}: {first_line(error)}"
+            ) from None
 
 
 def meet(timeout: float, stopping: Callable[[], bool] = lambda: False) -> tuple[Store, int, int]:
@@ -131,12 +182,16 @@ def await_others(
     store: Store, rank: int, world_size: int, timeout: float, stopping: Callable[[], bool] = lambda: False
 ) -> None:
     """Until all ranks have called this, with the group's part of the store. Raises ConfigError where two are one rank,
-    GroupError, which names those that have not."""
+    or where gloo cannot listen where one says; GroupError, which names those that have not."""
     deadline, pause = time.monotonic() + timeout, 0.001
     ours = AskedStore(store, timeout, stopping)
     try:
         if ours.add(f"here-{rank}", 1) > 1:
             raise _refused(ours, f"two processes have RANK = {rank}: give each of the {world_size} a number of its own")
+        try:
+            check_interfaces()
+        except ConfigError as error:
+            raise _refused(ours, f"rank {rank}: {error}") from None
         here = ours.add("here", 1)
         while here < world_size:
             if stopping():
