@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from held_port import held_port
-from torch._C._distributed_c10d import HashStore, Store, TCPStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from holdfast.errors import ConfigError, GroupError
 from holdfast.group import group, meeting, notices
@@ -123,6 +123,32 @@ def test_a_rank_waits_for_rank_0_to_name_the_next_group_and_does_not_take_the_la
     of_this_group(store, 0, 2, 1.0).set("word", "of the first group")
     with pytest.raises(GroupError, match="rank 1 waited"):  # this process was in it, as rank 0
         of_this_group(store, 1, 2, 0.2)
+
+
+def test_ranks_meet_whose_launchers_count_restarts_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun on two machines: where a rank died counts one, the other one, which only starts anew, none."""
+    store = HashStore()
+    with ThreadPoolExecutor() as threads:
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        waiting = threads.submit(of_this_group, store, 1, 2, 5.0)
+        time.sleep(0.2)  # it has read that
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+        of_this_group(store, 0, 2, 5.0).set("word", "of both")
+        assert waiting.result().get("word") == b"of both"
+
+
+def test_what_a_rank_0_named_that_was_killed_before_all_had_come_is_not_taken() -> None:
+    store = HashStore()
+    left = PrefixStore("holdfast", store)
+    left.set("group", "of-the-dead-2")
+    left.add("of-the-dead-2/beats", 7)
+    with pytest.raises(GroupError, match=r"rank 1 waited for rank 0 to open the pool: it did not within 0\.3 s"):
+        of_this_group(store, 1, 2, 0.3)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(of_this_group, store, 1, 2, 5.0)
+        time.sleep(0.2)  # it has seen that name
+        of_this_group(store, 0, 2, 5.0).set("word", "of the living")
+        assert waiting.result().get("word") == b"of the living"
 
 
 def test_what_a_group_left_in_a_store_is_not_the_next_one_s() -> None:

@@ -8,6 +8,8 @@ Invariants
   group leaves in it has a prefix that no other group has: a program may open one pool after the other, or again.
 - Rank 0 names the prefix; the others take it once each, and the last of them takes the name away: a process that comes
   later, in place of one that died, waits for the next.
+- Only the name of a rank 0 that lives is taken: one that was killed before all had come leaves its own in a store that
+  outlives it. (torchrun's count of restarts tells such names apart on one machine alone: another's counts otherwise.)
 - Ranks wait for each other here, where a wait hears of a signal and ends after the timeout, before torch and gloo do:
   torch's client of a store that is not there waits for up to three times as long, of one that was stopped for ever, and
   no signal reaches it.
@@ -27,6 +29,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from uuid import uuid4
 
 import torch.distributed as dist
@@ -158,13 +161,14 @@ def of_this_group(
 ) -> Store:
     """The part of a store that is this group's alone. All ranks call it for each group. Raises ConfigError where they
     are told different numbers of ranks, GroupError."""
-    # torchrun may keep its store when it starts the ranks again.
-    shared = PrefixStore(f"holdfast/attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", met)
+    shared = PrefixStore("holdfast", met)
     words = AskedStore(shared, timeout, stopping)
     try:
         if rank == 0:
             prefix = f"{uuid4().hex}-{world_size}"
             words.set(_GROUP, prefix)
+            if world_size > 1:
+                Thread(target=_stand_by, args=(shared, prefix, 2 * timeout), name="holdfast-named", daemon=True).start()
         else:
             prefix = _newly_named(words, timeout, stopping)
             if (ranks := prefix.rpartition("-")[2]) != str(world_size):
@@ -217,13 +221,30 @@ def _refused(ours: AskedStore, why: str) -> ConfigError:
     return ConfigError(why)
 
 
+def _stand_by(shared: Store, prefix: str, seconds: float) -> None:
+    """Shows that the rank 0 that named this prefix lives, until all have taken it, or long enough."""
+    deadline = time.monotonic() + seconds
+    with suppress(RuntimeError):  # of a store that is gone: whoever waits next says so
+        while time.monotonic() < deadline and shared.get(_GROUP) == prefix.encode():
+            shared.add(_beats_key(prefix), 1)
+            time.sleep(_LOOK_SECONDS)
+
+
+def _beats_key(prefix: str) -> str:
+    return f"{prefix}/beats"
+
+
 def _newly_named(words: AskedStore, timeout: float, stopping: Callable[[], bool]) -> str:
     """What rank 0 names after the last group that this process was in."""
     last, deadline, pause = _last_taken.get(os.getpid()), time.monotonic() + timeout, 0.001
+    seen, beats_then = _NONE, 0
     while True:
         named = words.get(_GROUP) if words.has(_GROUP) else _NONE
         if named not in (_NONE, last):
-            return named
+            beats = words.add(_beats_key(named), 0)
+            if named == seen and beats > beats_then:
+                return named
+            seen, beats_then = named, beats
         if stopping():
             raise RuntimeError("stopped")
         if time.monotonic() > deadline:
