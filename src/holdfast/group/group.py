@@ -40,6 +40,7 @@ from holdfast.group.transport import Transport, Waitable
 
 _SLICE = timedelta(seconds=0.25)  # how soon a wait notices that the process was asked to stop
 _LEAST_PATIENCE = 2.0  # seconds
+_STOPPED_SECONDS = 1.0  # more than a slice of a wait can take in a process that runs
 _LOOK_SECONDS = 1.0  # between two looks at what the others say, in a wait that is long
 _Answer = TypeVar("_Answer")
 
@@ -344,12 +345,16 @@ class Group:
         began = looked = time.monotonic()
         while True:
             has_ended = work.is_completed()  # before the wait: then what the wait says is the work's own word
+            turn = time.monotonic()
             try:
                 work.wait(_SLICE)
             except RuntimeError as error:
-                waited = time.monotonic() - began
                 if NOT_YET not in str(error) or has_ended:
                     raise self.notices.failure(what, error) from None
+                took = time.monotonic() - turn
+                if took > _SLICE.total_seconds() + _STOPPED_SECONDS:
+                    began += took  # it was stopped; all of them may have been, as by a pause of their container
+                waited = time.monotonic() - began
                 if work.is_completed():
                     continue  # just when the wait ran out, as it does where both ends were stopped for a while
                 # A process that was asked to stop waits for as long as a step that goes well may take.
