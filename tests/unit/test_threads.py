@@ -1,11 +1,16 @@
-"""The kernels' threads: PyTorch's OpenMP team where it fits, workers of their own where it does not."""
+"""Threads: the kernels', which are PyTorch's OpenMP team where it fits and workers of their own where it does not; and
+what a command says where it may start none."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
+
+from cli_runs import Commands
 
 SCRIPT = """
 import os, sys, threading
@@ -63,3 +68,25 @@ def test_the_kernels_take_pytorchs_threads_where_they_fit(torch_threads, core_th
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) == new_threads
+
+
+@pytest.mark.parametrize("thread", ["hf-signals", "holdfast-loader"])
+def test_a_command_that_may_start_no_more_threads_says_what_to_allow(
+    thread: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name.startswith(thread):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    holdfast = Commands(tmp_path, monkeypatch, capfd)
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refuse)
+        result = holdfast.train()
+    assert (result.code, result.err.splitlines()[-1]) == (
+        1,
+        "holdfast: can't start new thread: allow more of them (ulimit -u, a container's limit of processes) or memory",
+    )
+    assert holdfast.train().code == 0

@@ -90,8 +90,8 @@ def main() -> None:
     except KeyboardInterrupt:
         print("holdfast: interrupted", file=sys.stderr)  # noqa: T201
         sys.exit(130)
-    except (HoldfastError, OSError, MemoryError) as error:
-        if is_debug:
+    except Exception as error:
+        if is_debug or not _is_foreseen(error):
             raise
         if isinstance(error, BrokenPipeError):
             sys.exit(1)
@@ -106,7 +106,18 @@ def _leave_garbage() -> None:
         gc.freeze()
 
 
-def _words(error: HoldfastError | OSError | MemoryError) -> str:
+def _is_foreseen(error: Exception) -> bool:
+    return isinstance(error, HoldfastError | OSError | MemoryError) or _is_want_of_threads(error)
+
+
+def _is_want_of_threads(error: Exception) -> bool:
+    """Whether it is what `threading` says, to which it gives no class of its own."""
+    return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+
+
+def _words(error: Exception) -> str:
+    if _is_want_of_threads(error):
+        return f"{error}: allow more of them (ulimit -u, a container's limit of processes) or memory"
     if isinstance(error, MemoryError):
         wanted = f" ({error})" if str(error) else ""
         return (
