@@ -28,6 +28,7 @@ from torch import Tensor
 
 from holdfast import _core
 from holdfast.admin.ahead import ahead
+from holdfast.admin.import_checks import check_finite, check_floating, check_shape, check_squares, check_types, only
 from holdfast.admin.schema import New, tables_in
 from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.snapshot.rows import Rows
@@ -47,6 +48,7 @@ from holdfast.train.trainer import Trainer
 
 _SLICE_BYTES = 32 << 20  # home is written by long requests
 _MANAGED = ("_mch_sorted_raw_ids", "_mch_remapped_ids_mapping")
+_SQUARES = {"momentum1", "exp_avg_sq"}
 # Other names under which the same state goes, by our own.
 _STATE_ALIASES = {
     "momentum1": ("momentum1", "sum"),
@@ -140,26 +142,26 @@ def table_sources(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]])
     """Where the table's weights ("weight") and each part of its state lie in the file, checked."""
     name = re.escape(table.name)
     for room in ("embedding_bags", "embeddings"):  # TorchRec's names of tables that are pooled, and of others
-        weight = _only(shapes, rf"(?:^|\.){room}\.{name}\.weight$", f"table '{table.name}'")
+        weight = only(shapes, rf"(?:^|\.){room}\.{name}\.weight$", f"table '{table.name}'")
         if weight is not None:
             break
     else:
         raise ConfigError(
             f"table '{table.name}': the file has no name that ends in embedding_bags.{table.name}.weight, or in "
             f"embeddings.{table.name}.weight (it has tables {', '.join(sorted(tables_in(shapes))) or 'none'}). Say so "
-            f"where the table is new (--new {table.name}), or has another name there (--rename OTHER={table.name})"
+            f"where the table is new (--new {table.name}), or has another name there ({_rename_advice(table, shapes)})"
         )
     sources = {"weight": weight}
     num_rows = table.num_embeddings
-    keys = _only(shapes, rf"(?:^|\.){room}\.{name}\.keys$", f"keys of table '{table.name}'")
+    keys = only(shapes, rf"(?:^|\.){room}\.{name}\.keys$", f"keys of table '{table.name}'")
     if table.keys:
-        num_rows = shapes[weight][0]
+        num_rows = next(iter(shapes[weight]), 1)
         if num_rows > table.num_embeddings:
             raise ConfigError(
                 f"table '{table.name}': the file has {num_rows} rows, its capacity is {table.num_embeddings}"
             )
         if keys is not None:
-            _check_shape(keys, shapes[keys], ((num_rows,),))
+            check_shape(keys, shapes[keys], ((num_rows,),))
             sources["keys"] = keys
         else:
             sources |= _managed_ids(table, shapes)
@@ -169,8 +171,17 @@ def table_sources(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]])
             "numbers; give the column keys = true"
         )
     advice = f"; where the table begins anew, say so: --new {table.name}"
-    _check_shape(weight, shapes[weight], ((num_rows, table.embedding_dim),), advice)
+    check_shape(weight, shapes[weight], ((num_rows, table.embedding_dim),), advice)
     return sources | _state_sources(table, room, num_rows, shapes)
+
+
+def _rename_advice(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """How a table gets its name. Of a module's own (user.weight) no pattern tells that it is a table, but its shape."""
+    shape = (table.num_embeddings, table.embedding_dim)
+    alike = [name for name in shapes if shapes[name] == shape and not tables_in([name]) and name.endswith(".weight")]
+    if not alike:
+        return f"--rename OTHER={table.name}"
+    return f"--rename {alike[0]}=embedding_bags.{table.name}.weight, if that is it"
 
 
 def _state_sources(
@@ -187,10 +198,10 @@ def _state_sources(
         for alias in _STATE_ALIASES[state]:
             if alias == "momentum1" and has_moments != (state == "exp_avg"):
                 continue
-            found = _only(shapes, f"{stem}{alias}$", f"optimizer state {state} of table '{table.name}'")
+            found = only(shapes, f"{stem}{alias}$", f"optimizer state {state} of table '{table.name}'")
             if found is not None:
                 wanted = ((num_rows, width), (num_rows,)) if width == 1 else ((num_rows, width),)
-                _check_shape(found, shapes[found], wanted, "; state that is left out of the file begins anew")
+                check_shape(found, shapes[found], wanted, "; state that is left out of the file begins anew")
                 sources[state] = found
                 break
     if missing := [state for state, _ in parts if sources and state not in sources]:
@@ -212,7 +223,7 @@ def _managed_ids(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]]) 
     found = {}
     for part in _MANAGED:
         pattern = rf"(?:^|\.)_managed_collision_modules\.{re.escape(table.name)}\.{part}$"
-        name = _only(shapes, pattern, f"managed ids of table '{table.name}'")
+        name = only(shapes, pattern, f"managed ids of table '{table.name}'")
         if name is not None:
             found[part] = name
     if 0 < len(found) < len(_MANAGED):
@@ -234,7 +245,7 @@ def import_table(
     table = pool.tables[number]
     layout = layout_of(table)
     dtype = TORCH_DTYPES[table.dtype]
-    _check_types(file, [name for part, name in source.items() if part not in ("keys", *_MANAGED)])
+    check_types(file, [name for part, name in source.items() if part not in ("keys", *_MANAGED)])
     records = _records(file, table, reader.header["seed"], number, source)
     num_rows = table.num_embeddings if records is None else len(records)
 
@@ -250,7 +261,8 @@ def import_table(
             data = recycled(count * layout.row_bytes).reshape(count, layout.row_bytes)
             weights, state = data[:, : layout.weight_bytes], data[:, layout.weight_bytes :]
             parts = {name: part.to(dtype if name == "weight" else torch.float32) for name, part in parts.items()}
-            _check_finite({source[name]: part for name, part in parts.items()}, first, records)
+            check_finite({source[name]: part for name, part in parts.items()}, first, records)
+            check_squares({source[name]: parts[name] for name in parts.keys() & _SQUARES}, first, records)
             weights[:] = _as_bytes(parts["weight"], count)
             column = 0
             for name, width in layout.state:
@@ -335,7 +347,7 @@ def _import_dense(
     found = {}
     others: dict[str, str] = {}
     for name, tensor in state.items():
-        source = None if name in new else _only(shapes, rf"(?:^|\.){re.escape(name)}$", f"model parameter {name}")
+        source = None if name in new else only(shapes, rf"(?:^|\.){re.escape(name)}$", f"model parameter {name}")
         if source is None:
             continue
         shape = tuple(tensor.shape)
@@ -344,7 +356,7 @@ def _import_dense(
             continue
         values = file.rows(source, 0, max(1, tensor.shape[0] if tensor.dim() else 1))
         if tensor.is_floating_point() and tensor.dtype != values.dtype:
-            _check_floating(source, values)
+            check_floating(source, values)
         state[name] = values.reshape(tensor.shape).to(tensor.dtype).clone()
         found[name] = source
     if others:
@@ -354,45 +366,6 @@ def _import_dense(
         )
     trainer.model.load_state_dict(state)
     return found
-
-
-def _only(shapes: Mapping[str, tuple[int, ...]], pattern: str, what: str) -> str | None:
-    found = [name for name in shapes if re.search(pattern, name)]
-    if len(found) > 1:
-        raise ConfigError(f"{what}: more than one name in the file fits: {', '.join(found)}")
-    return found[0] if found else None
-
-
-def _check_shape(name: str, found: tuple[int, ...], wanted: tuple[tuple[int, ...], ...], advice: str = "") -> None:
-    if found not in wanted:
-        raise ConfigError(f"{name} in the file has the shape {found}, the configuration's is {wanted[0]}{advice}")
-
-
-def _check_types(file: TensorFile, names: Iterable[str]) -> None:
-    for name in names:
-        _check_floating(name, file.rows(name, 0, min(1, file.shapes()[name][0])))
-
-
-def _check_floating(name: str, values: Tensor) -> None:
-    """Of quantized weights integers, and floats of 8 bits, alone mean nothing: the scale is elsewhere."""
-    if not values.is_floating_point() or values.dtype.itemsize == 1:
-        words = "weights and their state are floating, of 16 bits or more"
-        raise ConfigError(f"{name} in the file has the type {values.dtype}, {words}")
-
-
-def _check_finite(parts: Mapping[str, Tensor], first: int, records: NDArray[np.void] | None) -> None:
-    """parts: by name in the file, rows `first` and on, in the pool's dtype. Rows that nobody has may hold anything."""
-    for name, values in parts.items():
-        if not values.numel() or all(bound.isfinite() for bound in torch.aminmax(values)):
-            continue
-        is_wrong = ~values.reshape(len(values), -1).isfinite().all(dim=1).numpy()
-        if records is not None:
-            is_wrong &= records["updates"][first : first + len(values)] != 0
-        if is_wrong.any():
-            raise ConfigError(
-                f"{name} in the file: row {first + int(is_wrong.argmax())} has a value that is not finite in "
-                f"{values.dtype}, with which no step would succeed: mend it there, or give the table a wider dtype"
-            )
 
 
 def _as_bytes(tensor: Tensor, count: int) -> NDArray[np.uint8]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from holdfast.admin.importing import import_rows, sources_of, state_of
 from holdfast.admin.schema import New, RenamedTensors
 from holdfast.admin.snapshot.output import new_directory
-from holdfast.admin.tensor_files import Progress, TensorFile, open_tensors
+from holdfast.admin.tensor_files import Progress, TensorFile, check_plain, open_tensors
 from holdfast.errors import ConfigError, PoolExists, PoolOfGroup
 from holdfast.files.durable import is_taken, make_directory
 from holdfast.pools.directory import Medium, exists, is_shared
@@ -39,7 +39,8 @@ class _GivenTensors:
         if not isinstance(tensor, Tensor):
             raise ConfigError(f"table '{table}': its {part} is a {type(tensor).__name__}, not a tensor")
         room = "embedding_bags" if part in ("weight", "keys") else "optimizer"
-        self._tensors[f"{room}.{table}.{part}"] = tensor.detach().cpu()
+        name = f"{room}.{table}.{part}"
+        self._tensors[name] = check_plain(name, tensor.detach()).cpu()
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pickle
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,7 @@ class SafetensorsFile:
             if size < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
                 raise FormatMismatch(f"{path} is no safetensors file: it begins with a header length of {length}")
             try:
-                header = json.loads(file.read(length))
+                header = json.loads(file.read(length), object_pairs_hook=_each_once)
                 entries = {name: self._entry(name, body) for name, body in header.items() if name != "__metadata__"}
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise Corrupted(f"{path} at offset 8: the header is not safetensors': {error!r}") from None
@@ -118,27 +119,38 @@ class TorchFile:
         try:
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except pickle.UnpicklingError as error:
+            other = re.search(r"GLOBAL (\S+)", str(error))
             raise FormatMismatch(
-                f"{path} holds other things than tensors and plain containers, which are not unpickled: save a "
-                f"state_dict() of plain tensors ({str(error).splitlines()[0]})"
+                f"{path} holds other things than tensors and plain containers, which are not unpickled"
+                f"{f' (the first is of {other[1]})' if other else ''}: save a state_dict() of plain tensors"
             ) from None
         except (RuntimeError, ValueError, EOFError, KeyError) as error:
-            raise FormatMismatch(f"{path} is no file that torch.save wrote: {str(error).splitlines()[0]}") from None
+            with path.open("rb") as file:
+                is_archive = file.read(2) == b"PK"
+            what = (
+                str(error).splitlines()[0]
+                if is_archive
+                else ("that is an archive of zip; what a PyTorch before 1.6 saved has to be loaded and saved again")
+            )
+            raise FormatMismatch(f"{path} is no file that torch.save wrote: {what}") from None
+        self._path = path
         self._tensors: dict[str, Tensor] = {}
         self._collect("", loaded)
 
     def _collect(self, prefix: str, value: Any) -> None:
         if isinstance(value, Tensor):
+            if prefix in self._tensors:
+                raise ConfigError(f"import: {self._path} has two tensors {prefix}, one of them in a dict of its own")
             self._tensors[prefix] = value.detach()
         elif isinstance(value, Mapping):
             for key, item in value.items():
                 self._collect(f"{prefix}.{key}" if prefix else str(key), item)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items() if not tensor.is_nested}
 
     def rows(self, name: str, first: int, count: int) -> Tensor:
-        tensor = self._tensors[name]
+        tensor = check_plain(name, self._tensors[name])
         return (tensor if tensor.dim() else tensor[None])[first : first + count]
 
 
@@ -163,6 +175,18 @@ class JoinedFiles:
         return self._file_of[name].rows(name, first, count)
 
 
+def check_plain(name: str, tensor: Tensor) -> Tensor:
+    """Raises ConfigError for a tensor of which no rows can be read."""
+    for is_so, what in (
+        (tensor.is_meta, "on the meta device, which has no values"),
+        (tensor.is_quantized, "quantized; give it as floats, dequantize()"),
+        (tensor.layout is not torch.strided, f"{tensor.layout}; give it in full, to_dense()"),
+    ):
+        if is_so:
+            raise ConfigError(f"import: {name} is {what}")
+    return tensor
+
+
 def open_tensors(path: Path) -> TensorFile:
     """A safetensors file, or one of torch.save, by its suffix (.safetensors, or .pt, .pth, .bin)."""
     if path.suffix == ".safetensors":
@@ -170,6 +194,15 @@ def open_tensors(path: Path) -> TensorFile:
     if path.suffix in (".pt", ".pth", ".bin"):
         return TorchFile(path)
     raise ConfigError(f"import: the suffix of {path} says neither safetensors (.safetensors) nor torch.save (.pt)")
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError for a name that it has twice: nobody knows which is meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it has {next(name for name in names if names.count(name) > 1)} twice")
+    return found
 
 
 def safetensors_header(
