@@ -258,12 +258,27 @@ class OfOnesOwn:
         self.bags = {"item": torch.from_numpy(memory)}
 
 
-@pytest.mark.parametrize("features", [None, lambda batch: batch.bags])
-def test_a_batch_of_a_class_of_ones_own_that_is_written_over_is_refused_as_well(tmp_path: Path, features: Any) -> None:
+class OfSlots:
+    """Shows nothing: what it has is found by whoever knows it."""
+
+    __slots__ = ("bags",)
+
+    def __init__(self, number: int, memory: np.ndarray[Any, Any]) -> None:
+        memory[:] = number
+        self.bags = {"item": torch.from_numpy(memory)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "features"),
+    [(OfOnesOwn, None), (OfOnesOwn, lambda batch: batch.bags), (OfSlots, lambda batch: batch.bags)],
+)
+def test_a_batch_of_a_class_of_ones_own_that_is_written_over_is_refused_as_well(
+    tmp_path: Path, kind: Any, features: Any
+) -> None:
     run, memory = Run(tmp_path / "wrapped", medium="memory"), np.zeros(SAMPLES, np.int64)
     with pytest.raises(StateError, match="changed while it waited"):
-        list(holdfast.prefetch((OfOnesOwn(number, memory) for number in range(5)), run.pool, features=features))
-    given = (OfOnesOwn(number, np.zeros(SAMPLES, np.int64)) for number in range(5))
+        list(holdfast.prefetch((kind(number, memory) for number in range(5)), run.pool, features=features))
+    given = (kind(number, np.zeros(SAMPLES, np.int64)) for number in range(5))
     handed_out = [int(one.bags["item"][0]) for one in holdfast.prefetch(given, run.pool, features=features)]
     assert handed_out == [0, 1, 2, 3, 4]
     run.pool.close()

@@ -200,9 +200,10 @@ class Prefetched(Generic[Item]):
         return _Taken(batch, held, self._planning.submit(self._look.plan, batch), self._where())
 
     def _parts_of(self, batch: Any) -> list[Tensor | np.ndarray[Any, Any]]:
-        """What may be written over while the batch waits: its tensors and arrays, and those that it is looked up by."""
-        holders = [batch] if self._features is None else [self._features(batch), batch]
-        return [part for holder in holders for part in _parts_of(_opened(holder), _DEEPEST)]
+        """What may be written over while the batch waits: its tensors and arrays; of a batch that shows none, those
+        that it is looked up by, for which `features` has to be asked once more each time."""
+        parts = list(_parts_of(_opened(batch), _DEEPEST))
+        return parts if parts or self._features is None else list(_parts_of(self._features(batch), _DEEPEST))
 
     def _is_changed(self, taken: _Taken) -> bool:
         if taken.error is not None:
