@@ -99,9 +99,11 @@ def restore(
 
     keep_freed_memory()
     new_rows = _rows_of(rows or ())
-    saved = saved_config(open_chain(snapshot)[0].dense()) if new_rows or shards is not None else None
-    if new_rows and saved is not None:
-        refuse_rows(saved, new_rows)
+    newest = open_chain(snapshot)[0] if new_rows or shards is not None else None
+    saved = None if newest is None else saved_config(newest.dense())
+    if newest is not None and saved is not None:
+        had = {table.name: table.num_embeddings for table in newest.tables}
+        refuse_rows(saved, [name for name, number in new_rows.items() if had.get(name, number) != number])
     group = None
     if shards is not None:
         said = {} if saved is None else saved.get("group", {})
