@@ -242,7 +242,14 @@ def test_bags_that_are_written_over_while_they_wait_are_refused_as_their_ids_are
     run.pool.close()
 
 
-@pytest.mark.parametrize("made", [in_numpys_memory, in_torchs_memory, in_one_dict])
+def in_nested_tensors() -> Iterator[Any]:
+    memory = np.zeros(SAMPLES, np.int64)
+    for number in range(5):
+        memory[:] = number
+        yield {"item": torch.nested.nested_tensor_from_jagged(torch.from_numpy(memory), torch.arange(SAMPLES + 1))}
+
+
+@pytest.mark.parametrize("made", [in_numpys_memory, in_torchs_memory, in_one_dict, in_nested_tensors])
 def test_a_batch_that_is_written_over_while_it_waits_is_refused(tmp_path: Path, made: Callable[[], Any]) -> None:
     """Taken one by one each is right; of those taken ahead each would be the last one."""
     assert [int(batch["item"][0]) for batch in made()] == [0, 1, 2, 3, 4]

@@ -285,7 +285,9 @@ def prefetch(
 
 def _parts_of(batch: Any, levels: int) -> Iterator[Tensor | np.ndarray[Any, Any]]:
     """The tensors and arrays of a batch."""
-    if isinstance(batch, (Tensor, np.ndarray)):
+    if isinstance(batch, Tensor) and batch.layout is torch.jagged:
+        yield from (batch.values(), batch.offsets())  # type: ignore[attr-defined]
+    elif isinstance(batch, (Tensor, np.ndarray)):
         yield batch
     elif isinstance(batch, KeyedJagged):
         weights = batch.weights_or_none()
