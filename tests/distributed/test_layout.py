@@ -200,6 +200,22 @@ def test_a_manifest_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
         manifests.read(tmp_path)
 
 
+# With the first, whoever looked for a shard's rows looked for ever.
+IMPOSSIBLE_FIELDS: tuple[dict[str, Any], ...] = (
+    {"num_embeddings": 2**64 - 1},
+    {"num_embeddings": 0},
+    {"num_embeddings": "100"},
+    {"embedding_dim": 4097},
+    {"dtype": 3},
+    {"optimizer": 5},
+    {"pooling": 2},
+    {"keys": -1},
+    {"init_low": float("nan")},
+    {"name": ["täble"]},
+    {"stay": (1 << 70,)},
+)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -212,6 +228,10 @@ def test_a_manifest_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
         {"generation": 0},
         {"tables": (replace(manifest_of().tables[0], table_shards=2),)},
         {"tables": (replace(manifest_of().tables[1], first_shard=4),)},
+        *({"tables": (replace(manifest_of().tables[0], **field),)} for field in IMPOSSIBLE_FIELDS),
+        {"seed": -1},
+        {"log_bytes": 1 << 64},
+        {"load": (5, 4, 3, "2")},
     ],
 )
 def test_what_cannot_be_is_refused_though_its_checksum_holds(changes: dict[str, Any]) -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from math import isfinite
 from typing import Any, Self
 
 import numpy as np
 
 from holdfast import _core
+
+# The most that a table has, or is numbered by: core/layout/superblock.cpp asks the same of its records.
+_MOST = {"num_embeddings": 1 << 40, "embedding_dim": 4096, "dtype": 2, "optimizer": 4, "pooling": 1, "keys": 1}
+_LEAST = {"num_embeddings": 1, "embedding_dim": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +52,18 @@ class TableFields:
     @property
     def spec(self) -> _core.TableSpec:
         return _core.TableSpec(**asdict(self))
+
+    def check(self) -> None:
+        """Raises ValueError where no table is so: a checksum says that a file was not damaged, not who wrote it."""
+        try:
+            _ = self.spec
+        except TypeError:
+            raise ValueError(f"table {self.name!r} with a field of another type, or beyond it") from None
+        for name, most in _MOST.items():
+            if not _LEAST.get(name, 0) <= getattr(self, name) <= most:
+                raise ValueError(f"table {self.name!r} with {name} = {getattr(self, name)}")
+        if not isfinite(self.init_low) or not isfinite(self.init_high):
+            raise ValueError(f"table {self.name!r} with initial values that are no numbers")
 
 
 def checksum_of(said: Mapping[str, Any]) -> int:

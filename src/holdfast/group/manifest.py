@@ -208,7 +208,10 @@ class Manifest:
             raise ValueError("owners of shards that do not fit")
         if len(bytes.fromhex(self.uuid)) != 16 or self.store not in ("in_place", "log") or self.generation < 1:
             raise ValueError("a uuid, store or generation that cannot be")
+        if not all(0 <= number < 1 << 64 for number in (self.seed, self.log_bytes, self.generation, *self.load)):
+            raise ValueError("a number that is none")
         for table in self.tables:
+            table.check()
             if table.table_shards not in (1, self.num_shards) or not 0 <= table.first_shard < self.num_shards:
                 raise ValueError(f"table {table.name!r} in shards that are not there")
 
