@@ -178,6 +178,13 @@ def test_one_text_as_feature_names_is_no_list_of_its_letters(pool_root: Path):
         )
 
 
+def test_a_table_as_a_dict_is_told_to_become_a_config(pool_root: Path):
+    """Of a dict, `keys` is a method: an OmegaConf node was said to have keys."""
+    node = {"name": "t", "num_embeddings": 5, "embedding_dim": 4, "feature_names": ["t"]}
+    with Pool(pool_root / "pool") as pool, pytest.raises(ConfigError, match=r"a table is a dict; make an Embedding"):
+        EmbeddingBagCollection(pool, [node])
+
+
 def refuses(twin: Twin, features, error: type[HoldfastError], *words: str) -> None:
     """forward raises an error that has all these words, in training and in evaluation, and changes nothing."""
     twin.pool.flush()

@@ -97,3 +97,8 @@ def test_a_modules_own_name_of_a_table_is_told_the_way_in(pool_root: Path) -> No
     assert holdfast.import_tables(pool_root / "pool", TABLES, source, rename={"user.weight": WEIGHT}) is not None
     module_dict = saved(pool_root, {"tables.items.weight": VALUES})
     assert holdfast.import_tables(pool_root / "other", TABLES, module_dict, rename={"tables": "embedding_bags"})
+
+
+def test_of_two_copies_of_a_table_neither_is_taken(pool_root: Path) -> None:
+    source = saved(pool_root, {WEIGHT: VALUES, f"ema.{WEIGHT}": VALUES})
+    refused(pool_root, source, ConfigError, f"several names in the file fit: {WEIGHT}, ema.{WEIGHT}; leave all but one")

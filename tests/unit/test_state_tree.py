@@ -283,6 +283,8 @@ def freed() -> torch.Tensor:
         ([Colour.RED], r"^\[0\]: the enum member .*keep its value \(1\)"),
         ({"p": Pair(1, 2)}, r"^p: a .*Pair would come back as a plain tuple"),
         ({"t": nn.Linear}, r"^t: the class Linear"),
+        ({"g": random.SystemRandom()}, r"^g: a SystemRandom has no state .*use a random\.Random"),
+        ({"g": np.random.PCG64(1)}, r"^g: a .*PCG64 cannot be written down; keep the numpy\.random\.Generator that"),
         ({"g": torch.Generator()}, r"^g: a Generator inside another value .*extra by its own name"),
         ({"m": nn.Linear(1, 1)}, r"^m: .*Linear cannot be written down; keep its state_dict\(\)"),
         ({"x": threading.Event()}, r"^x: a threading\.Event cannot"),

@@ -18,7 +18,7 @@ def only(shapes: Mapping[str, tuple[int, ...]], pattern: str, what: str) -> str 
     """The name that fits the pattern. Raises ConfigError where there are several."""
     found = [name for name in shapes if re.search(pattern, name)]
     if len(found) > 1:
-        raise ConfigError(f"{what}: more than one name in the file fits: {', '.join(found)}")
+        raise ConfigError(f"{what}: several names in the file fit: {', '.join(found)}; leave all but one out of it")
     return found[0] if found else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,9 +91,7 @@ def normalize(table: Any) -> EmbeddingBagConfig:
 
     Raises ConfigError that names table and field.
     """
-    name = str(getattr(table, "name", "") or "")
-    if not name:
-        raise ConfigError("a table has no name: every table needs one, it is how its rows are found again")
+    name = _name_of(table)
 
     def bad(field: str, found: object, wanted: str) -> ConfigError:
         return ConfigError(f"table '{name}': {field} = {found!r}; it must be {wanted}")
@@ -141,6 +139,15 @@ def normalize(table: Any) -> EmbeddingBagConfig:
         capacity=None if keys is None else num_rows,
         **_policy_of(table, keys, num_rows, bad),
     )
+
+
+def _name_of(table: Any) -> str:
+    if isinstance(table, Mapping):  # whose methods have names of fields: keys
+        raise ConfigError(f"a table is a {type(table).__name__}; make an EmbeddingBagConfig of it, with (**table)")
+    name = str(getattr(table, "name", "") or "")
+    if not name:
+        raise ConfigError("a table has no name: every table needs one, it is how its rows are found again")
+    return name
 
 
 def _whole(field: str, value: Any, bad: Callable[[str, object, str], ConfigError]) -> int:

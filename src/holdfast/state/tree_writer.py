@@ -255,6 +255,10 @@ def _reason(value: Any) -> str:
         return f"the module {value.__name__} cannot be written down; keep its name instead"
     if isinstance(value, io.IOBase):
         return "an open file cannot be written down; keep its path and position instead"
+    if isinstance(value, random.SystemRandom):
+        return f"a {type(value).__name__} has no state that could come back; use a random.Random, which has"
+    if isinstance(value, (np.random.BitGenerator, np.random.SeedSequence)):
+        return f"a {kind} cannot be written down; keep the numpy.random.Generator that is made of it"
     if isinstance(value, (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)):
         return f"a {type(value).__name__} inside another value cannot be written down; give it to extra by its own name"
     if isinstance(value, (int, float, str, bytes, tuple, list, dict)):
