@@ -231,3 +231,9 @@ def test_a_name_that_says_a_billion_ranks_costs_nothing(tmp_path: Path) -> None:
     (tmp_path / "items_emb_keys.rank_0.world_size_999999999").write_bytes(bytes(8))
     with pytest.raises(ConfigError, match=r"rank_1\.world_size_999999999 is not there"):
         DynamicembDump(tmp_path, rowwise=False)
+
+
+def test_a_checkpoint_of_torch_distributed_is_told_to_become_a_file(tmp_path: Path) -> None:
+    (tmp_path / "__0_0.distcp").write_bytes(b"")
+    with pytest.raises(FormatMismatch, match=r"dcp_to_torch FOLDER OUT\.pt"):
+        DynamicembDump(tmp_path, rowwise=True)

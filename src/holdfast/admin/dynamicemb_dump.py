@@ -61,6 +61,11 @@ class DynamicembDump:
         self._columns: dict[str, _Column] = {}
         self._counts: dict[str, tuple[int, ...]] = {}
         places = _tables_in(folder)
+        if not places and any(folder.glob("*.distcp")):
+            raise FormatMismatch(
+                f"{folder} is a checkpoint of torch.distributed: make a file of it (python -m "
+                "torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER OUT.pt), and import that"
+            )
         if not places:
             raise FormatMismatch(f"{folder} is no dump of dynamicemb: no file in it is named <table>_emb_keys.rank_...")
         self._claimed: dict[Path, str] = {}
