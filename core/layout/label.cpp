@@ -98,6 +98,9 @@ std::unique_ptr<File> create_labelled(Medium& medium, const std::string& name, s
   auto whole = medium.create(name, labelled_bytes(bytes, identity), access);
   if (!identity.uuid()) return whole;
   const std::size_t offset = label_offset(whole->size(), role);
+  // Where it lies in huge pages, a store to any byte may want room for 2 MiB (ext4 since Linux 6.16): SIGBUS, if there
+  // is none.
+  if (access == Access::sequential) whole->allocate(0, whole->size());
   whole->allocate(offset, label_bytes);
   const FileLabel label = label_of(identity, role);
   std::memcpy(whole->data() + offset, &label, sizeof(label));

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import resource
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,3 +141,32 @@ def test_a_limit_on_the_size_of_files_is_named(medium: str, pool_root: Path) -> 
             Rows(pool_root / "pool", medium=medium)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+MAKING = """
+import sys
+import holdfast
+with holdfast.Pool(sys.argv[1], medium="memory") as pool:
+    table = holdfast.EmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=8, feature_names=["f"])
+    holdfast.EmbeddingBagCollection(pool, [table], optimizer=holdfast.SGD(lr=0.1))
+"""
+
+
+def test_a_pool_in_place_that_a_disk_has_no_room_for_is_refused(tmp_path: Path) -> None:
+    image, mounted = tmp_path / "image", tmp_path / "disk"
+    mounted.mkdir()
+    with image.open("wb") as file:
+        file.truncate(48 << 20)
+    if not succeeds("mkfs.ext4", "-q", "-m", "0", image) or not succeeds("mount", "-o", "loop", image, mounted):
+        pytest.skip("no right to mount a loop device, or no mkfs.ext4")
+    try:
+        with (mounted / "ballast").open("wb") as file:
+            space = os.statvfs(mounted)
+            os.posix_fallocate(file.fileno(), 0, space.f_bavail * space.f_frsize - (3 << 19))
+        made = subprocess.run(
+            [sys.executable, "-c", MAKING, mounted / "pool"], capture_output=True, text=True, check=False
+        )
+        assert made.returncode == 1, made.stderr
+        assert "PoolFull: allocating" in made.stderr
+    finally:
+        succeeds("umount", mounted)
