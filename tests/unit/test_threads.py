@@ -3,6 +3,7 @@ what a command says where it may start none."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -89,4 +90,5 @@ def test_a_command_that_may_start_no_more_threads_says_what_to_allow(
         1,
         "holdfast: can't start new thread: allow more of them (ulimit -u, a container's limit of processes) or memory",
     )
+    assert signal.set_wakeup_fd(-1) == -1, "a descriptor is left to Python that another file gets"
     assert holdfast.train().code == 0

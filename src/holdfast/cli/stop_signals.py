@@ -47,8 +47,8 @@ class StopSignals:
         thread = threading.Thread(target=listen, name="hf-signals", daemon=True)
         with ours, pythons:
             pythons.setblocking(False)
+            thread.start()  # which may be refused: Python would go on writing to a descriptor that is another file's
             before = signal.set_wakeup_fd(pythons.fileno())
-            thread.start()
             try:
                 yield
             finally:
