@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import _SIZE, load_file, save_file
 
 from cli_runs import Commands, pool_digest
 from holdfast.admin import row_order, tensor_files
@@ -277,6 +277,12 @@ def test_nothing_is_unpickled_but_tensors(holdfast: Commands) -> None:
     assert not Path("/dev/shm/holdfast-bomb").exists()
 
 
+OTHERS = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64]
+of_every_type = pytest.mark.skipif(
+    not set(OTHERS) <= set(_SIZE), reason="this release of safetensors writes fewer types than torch has"
+)
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -284,7 +290,11 @@ def test_nothing_is_unpickled_but_tensors(holdfast: Commands) -> None:
         ({"C2": torch.zeros(8, 4)}, "(8, 4)"),
         ({"C2": torch.zeros(7, 5)}, "(7, 5)"),
         ({"C2": torch.ones(7, 4, dtype=torch.int8)}, "embedding_bags.C2.weight in the file has the type torch.int8"),
-        ({"C2": torch.ones(7, 4).to(torch.float8_e5m2)}, "in the file has the type torch.float8_e5m2, weights and"),
+        pytest.param(
+            {"C2": torch.ones(7, 4).to(torch.float8_e5m2)},
+            "in the file has the type torch.float8_e5m2, weights and",
+            marks=of_every_type,
+        ),
     ],
 )
 def test_a_table_that_does_not_fit_is_named_and_nothing_is_left(
@@ -317,9 +327,7 @@ def test_an_output_never_takes_the_place_of_what_is_no_file(kind: str, holdfast:
     assert out.lstat().st_ino == before
 
 
-OTHERS = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64]
-
-
+@of_every_type
 def test_a_file_may_have_other_tensors_of_every_type_that_torch_has(holdfast: Commands) -> None:
     path = holdfast.root / "state.safetensors"
     others = {f"other.{number}": torch.ones(3).to(dtype) for number, dtype in enumerate(OTHERS)}
