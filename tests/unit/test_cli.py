@@ -53,6 +53,15 @@ def test_a_run_prints_how_it_began_and_its_auc(holdfast: Commands) -> None:
     assert last.startswith("trained to step 20: AUC 0.")
 
 
+def test_a_working_directory_that_was_removed_is_said(holdfast: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    (gone := holdfast.root / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    result = holdfast("inspect", holdfast.root / "pool")
+    assert result.code == 1
+    assert result.err == "holdfast: the working directory was removed: change to one that is there\n"
+
+
 def test_batches_that_are_larger_than_the_data_are_said(holdfast: Commands) -> None:
     assert "goes over" not in holdfast.train("whole", "--set", "train.batch_size=640").out
     out = holdfast.train("many", "--set", "train.batch_size=1600").out

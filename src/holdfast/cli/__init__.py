@@ -14,13 +14,14 @@ import io
 import os
 import sys
 from importlib.metadata import entry_points, version
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from holdfast.cli import data, groups, keeping, moving, pools, proving, training
 from holdfast.cli.options import add_command
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.files.descriptors import fill_standard_descriptors
 from holdfast.files.names import advice_on
 from holdfast.state.reproducibility import prepare_environment
@@ -86,6 +87,7 @@ def main() -> None:
     arguments = [argument for argument in ours if argument != _DEBUG]
     is_debug = len(arguments) < len(ours)
     try:
+        _check_working_directory()
         app(arguments + foreign, obj=environment)
     except KeyboardInterrupt:
         print("holdfast: interrupted", file=sys.stderr)  # noqa: T201
@@ -97,6 +99,15 @@ def main() -> None:
             sys.exit(1)
         print(f"holdfast: {_words(error)}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
+
+
+def _check_working_directory() -> None:
+    """Raises ConfigError where it was removed: MKL, when it is first needed, ends the process with words about a
+    library that it cannot load."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError("the working directory was removed: change to one that is there") from None
 
 
 def _leave_garbage() -> None:
