@@ -68,6 +68,12 @@ def test_what_is_not_unpickled_is_named_and_what_an_old_torch_saved_told_what_to
     refused(pool_root, old, FormatMismatch, "a PyTorch before 1.6 saved has to be loaded and saved again")
 
 
+def test_a_dict_that_holds_itself_is_no_file_of_tensors(pool_root: Path) -> None:
+    without_end: dict[str, Any] = {WEIGHT: VALUES}
+    without_end["model"] = without_end
+    refused(pool_root, saved(pool_root, without_end), FormatMismatch, "holds dicts in dicts without end")
+
+
 @pytest.mark.parametrize(
     ("optimizer", "part", "shape"),
     [

@@ -135,7 +135,10 @@ class TorchFile:
             raise FormatMismatch(f"{path} is no file that torch.save wrote: {what}") from None
         self._path = path
         self._tensors: dict[str, Tensor] = {}
-        self._collect("", loaded)
+        try:
+            self._collect("", loaded)
+        except RecursionError:
+            raise FormatMismatch(f"{path} holds dicts in dicts without end") from None
 
     def _collect(self, prefix: str, value: Any) -> None:
         if isinstance(value, Tensor):
