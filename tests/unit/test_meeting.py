@@ -6,6 +6,8 @@ import ipaddress
 import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -149,6 +151,34 @@ def test_what_a_rank_0_named_that_was_killed_before_all_had_come_is_not_taken() 
         time.sleep(0.2)  # it has seen that name
         of_this_group(store, 0, 2, 5.0).set("word", "of the living")
         assert waiting.result().get("word") == b"of the living"
+
+
+ALONE = """
+import sys
+from holdfast.errors import GroupError
+from holdfast.group import meeting
+from holdfast.group.group import Group
+from holdfast.group.options import GroupOptions
+
+meeting._LOOK_SECONDS = 0.0  # it is asking the store whenever it is not told to end
+try:
+    Group.from_environment(GroupOptions(timeout=0.2))
+except GroupError as error:
+    print(error)
+    sys.exit(7)
+"""
+
+
+def test_a_rank_0_to_which_nobody_comes_ends_with_a_status_of_its_own() -> None:
+    """Its thread was in the store when the interpreter ended, one time in ten: SIGABRT."""
+    for _ in range(3):
+        with held_port() as port:
+            here = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            alone = subprocess.run(
+                [sys.executable, "-c", ALONE], env=os.environ | here, capture_output=True, text=True, timeout=60
+            )
+        assert (alone.returncode, alone.stderr) == (7, "")
+        assert "waited 0.2 s for rank 1 to be there" in alone.stdout
 
 
 def test_what_a_group_left_in_a_store_is_not_the_next_one_s() -> None:

@@ -17,6 +17,7 @@ Invariants
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import fcntl
 import ipaddress
@@ -29,7 +30,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from uuid import uuid4
 
 import torch.distributed as dist
@@ -46,6 +47,7 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _GROUP, _NONE = "group", "none"
 _REFUSED = "refused"
 _LOOK_SECONDS = 0.01  # at most
+_END_SECONDS = 1.0  # for a store to answer, when the process ends
 _KNOCKING_SECONDS = 0.1  # between two attempts to reach a store
 _CONNECTING_SECONDS = 2.0  # of one of them
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -168,7 +170,7 @@ def of_this_group(
             prefix = f"{uuid4().hex}-{world_size}"
             words.set(_GROUP, prefix)
             if world_size > 1:
-                Thread(target=_stand_by, args=(shared, prefix, 2 * timeout), name="holdfast-named", daemon=True).start()
+                _stand_by(shared, prefix, 2 * timeout)
         else:
             prefix = _newly_named(words, timeout, stopping)
             if (ranks := prefix.rpartition("-")[2]) != str(world_size):
@@ -222,12 +224,25 @@ def _refused(ours: AskedStore, why: str) -> ConfigError:
 
 
 def _stand_by(shared: Store, prefix: str, seconds: float) -> None:
-    """Shows that the rank 0 that named this prefix lives, until all have taken it, or long enough."""
-    deadline = time.monotonic() + seconds
-    with suppress(RuntimeError):  # of a store that is gone: whoever waits next says so
-        while time.monotonic() < deadline and shared.get(_GROUP) == prefix.encode():
-            shared.add(_beats_key(prefix), 1)
-            time.sleep(_LOOK_SECONDS)
+    """Shows from now on that the rank 0 that named this prefix lives, until all have taken it, or long enough."""
+    deadline, is_over = time.monotonic() + seconds, Event()
+
+    def beat() -> None:
+        with suppress(RuntimeError):  # of a store that is gone: whoever waits next says so
+            while time.monotonic() < deadline and shared.get(_GROUP) == prefix.encode():
+                shared.add(_beats_key(prefix), 1)
+                if is_over.wait(_LOOK_SECONDS):
+                    return
+        atexit.unregister(end)
+
+    def end() -> None:
+        """An interpreter that ends while a thread of Python's is in the store aborts."""
+        is_over.set()
+        beating.join(_END_SECONDS)
+
+    beating = Thread(target=beat, name="holdfast-named", daemon=True)
+    atexit.register(end)
+    beating.start()
 
 
 def _beats_key(prefix: str) -> str:
