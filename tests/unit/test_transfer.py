@@ -338,10 +338,22 @@ def test_a_file_may_have_other_tensors_of_every_type_that_torch_has(holdfast: Co
 
 def test_a_tensor_of_a_type_that_torch_has_not_is_named(tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
-    header = json.dumps({"x": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(2))
+    path.write_bytes(safetensors_bytes({"x": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}, bytes(2)))
+    file = SafetensorsFile(path)
     with pytest.raises(FormatMismatch, match=re.escape(f"{path}: x is of type F4")):
-        SafetensorsFile(path)
+        file.rows("x", 0, 1)
+
+
+def test_a_file_may_have_other_tensors_of_types_that_torch_has_not(holdfast: Commands) -> None:
+    plain, path = holdfast.root / "plain.safetensors", holdfast.root / "state.safetensors"
+    save_file(torchrec_state(), plain)
+    content = plain.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+    header["packed"] = {"dtype": "F4", "shape": [4], "data_offsets": [len(data), len(data) + 2]}
+    path.write_bytes(safetensors_bytes(header, data + bytes(2)))
+    summary = import_pool(SafetensorsFile(path), run_config(holdfast), holdfast.root / "pool")
+    assert "packed" in summary.unused
 
 
 def test_an_import_never_touches_a_directory_that_is_there(holdfast: Commands) -> None:
@@ -405,6 +417,9 @@ def test_an_export_that_is_there_is_replaced_only_when_asked(holdfast: Commands)
     assert "model.top.0.weight" in load_file(out)
 
 
+OVER = (("a", 0), ("b", 2))  # two that have a byte in common
+
+
 def safetensors_bytes(header: object, data: bytes = b"") -> bytes:
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + data
@@ -419,7 +434,8 @@ def safetensors_bytes(header: object, data: bytes = b"") -> bytes:
         (b"\x04" + b"\x00" * 7 + b"{{{{", Corrupted),
         (safetensors_bytes([1]), Corrupted),
         (safetensors_bytes({"a": 1}), Corrupted),
-        (safetensors_bytes({"a": {"dtype": "F9", "shape": [1], "data_offsets": [0, 4]}}, bytes(4)), FormatMismatch),
+        (safetensors_bytes({"a": {"dtype": "F9", "shape": [1], "data_offsets": [4, 0]}}, bytes(4)), Corrupted),
+        (safetensors_bytes({n: {"dtype": "U8", "shape": [3], "data_offsets": [b, b + 3]} for n, b in OVER}), Corrupted),
         (safetensors_bytes({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, bytes(8)), Corrupted),
         (safetensors_bytes({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, bytes(4)), Corrupted),
         (safetensors_bytes({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}, bytes(4)), Corrupted),

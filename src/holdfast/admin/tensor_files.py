@@ -79,36 +79,43 @@ class SafetensorsFile:
                 raise FormatMismatch(f"{path} is no safetensors file: it begins with a header length of {length}")
             try:
                 header = json.loads(file.read(length), object_pairs_hook=_each_once)
-                entries = {name: self._entry(name, body) for name, body in header.items() if name != "__metadata__"}
+                entries = {name: _entry_of(body) for name, body in header.items() if name != "__metadata__"}
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise Corrupted(f"{path} at offset 8: the header is not safetensors': {error!r}") from None
         self._begin = 8 + length
-        for name, entry in entries.items():
-            if self._begin + entry.begin + entry.num_bytes > size:
+        end, before = 0, ""
+        for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].num_bytes)):
+            if entry.begin < end:
+                raise Corrupted(f"{path} at offset 8: {name} begins within {before}")
+            end, before = entry.begin + entry.num_bytes, name
+            if self._begin + end > size:
                 raise Corrupted(f"{path}: {name} ends beyond the file's {size} bytes; is the file complete?")
         self._entries = entries
-
-    def _entry(self, name: str, body: Mapping[str, Any]) -> Entry:
-        shape = tuple(int(length) for length in body["shape"])
-        begin, end = (int(offset) for offset in body["data_offsets"])
-        if (dtype := body["dtype"]) not in DTYPES:
-            raise FormatMismatch(f"{self._path}: {name} is of type {dtype}; read are {', '.join(DTYPES)}")
-        itemsize = DTYPES[dtype].itemsize
-        if begin < 0 or min(shape, default=0) < 0 or end - begin != math.prod(shape) * itemsize:
-            raise ValueError("data_offsets do not fit dtype and shape")
-        return Entry(dtype, shape, begin, end - begin)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: entry.shape for name, entry in self._entries.items()}
 
     def rows(self, name: str, first: int, count: int) -> Tensor:
         entry = self._entries[name]
+        if entry.dtype not in DTYPES:
+            raise FormatMismatch(f"{self._path}: {name} is of type {entry.dtype}; read are {', '.join(DTYPES)}")
         shape = entry.shape or (1,)
         row_bytes = entry.num_bytes // max(1, shape[0])
         data = read_at(self._path, self._begin + entry.begin + first * row_bytes, count * row_bytes)
         if len(data) < count * row_bytes:
             raise Corrupted(f"{self._path}: {name} is cut short")
         return torch.from_numpy(data).view(DTYPES[entry.dtype]).reshape(count, *shape[1:])
+
+
+def _entry_of(body: Mapping[str, Any]) -> Entry:
+    """What the header says of a tensor; one of a type that is not read may lie beside those that are wanted."""
+    shape = tuple(int(length) for length in body["shape"])
+    begin, end = (int(offset) for offset in body["data_offsets"])
+    dtype = str(body["dtype"])
+    fits = dtype not in DTYPES or end - begin == math.prod(shape) * DTYPES[dtype].itemsize
+    if not 0 <= begin <= end or min(shape, default=0) < 0 or not fits:
+        raise ValueError("data_offsets do not fit dtype and shape")
+    return Entry(dtype, shape, begin, end - begin)
 
 
 class TorchFile:
