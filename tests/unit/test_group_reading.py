@@ -22,7 +22,7 @@ from holdfast import _core
 from holdfast.admin.exporting import export_pool
 from holdfast.admin.importing import import_pool
 from holdfast.admin.inspection import describe, inspect_pool
-from holdfast.admin.repair import problems_of, repair_pool
+from holdfast.admin.repair import may_be_repaired, problems_of, repair_pool
 from holdfast.admin.tensor_files import open_tensors
 from holdfast.errors import ConfigError, Corrupted, PoolBusy, PoolExists, PoolNotFound
 from holdfast.files.config import read_config
@@ -267,7 +267,10 @@ def test_verify_names_the_part_in_which_something_is_wrong(config: RunConfig, po
     assert replaced.startswith("writers-2/0001: ")
     assert "this file belongs to another pool" in replaced
     assert "writers-2/0000: owns shards" in damaged(swap)
-    assert damaged(lambda pool: shutil.rmtree(pool / "writers-2" / "0002")).startswith("writers-2/0002: ")
+    lost = damaged(lambda pool: shutil.rmtree(pool / "writers-2" / "0002"))
+    assert lost.startswith("writers-2/0002: this part is not here: look at the pool where all of its parts can be")
+    for directory, may in ((pool_root / f"damaged-{next(number) - 1}", False), (whole, True)):
+        assert may_be_repaired(directory) == may
     assert damaged(lambda pool: (pool / "dense" / "dense-0").unlink()).startswith("dense: ")
     assert "table-0002" in damaged(lambda pool: (pool / "shard-0003" / "table-0002.weights").unlink())
 

@@ -155,6 +155,12 @@ def problems_of_group(directory: Path) -> list[str]:
     dense_path = directory / DENSE_DIRECTORY
     writer_paths = [manifest.writer_directory(directory, writer) for writer in range(manifest.num_writers)]
     for path in (dense_path, *writer_paths):
+        if not path.is_dir():
+            problems.append(
+                f"{path.relative_to(directory)}: this part is not here: look at the pool where all of its parts can be "
+                "reached, or put the directory back"
+            )
+            continue
         try:
             readers[path] = _core.Reader(str(path))
         except PoolError as error:

@@ -54,6 +54,15 @@ def problems_of(directory: Path) -> list[str]:
         return [str(error)]
 
 
+def may_be_repaired(directory: Path) -> bool:
+    """Whether a repair puts anything right: of a group's pool nothing without its manifest and all of its parts."""
+    if is_of_group(directory):
+        from holdfast.admin.group_inspection import all_parts
+
+        return bool(all_parts(directory))
+    return True
+
+
 def repair_pool(directory: Path) -> RepairReport:
     """Raises PoolNotFound, PoolBusy, and OSError where a file cannot be written; then it may be called again."""
     report = RepairReport()

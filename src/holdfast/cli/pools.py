@@ -40,7 +40,7 @@ def verify(
     that it is the older one; a log store's commit record is written anew from its row log; touched bits behind a
     table's last row are cleared. All else is left alone, with the reason.
     """
-    from holdfast.admin.repair import problems_of, repair_pool
+    from holdfast.admin.repair import may_be_repaired, problems_of, repair_pool
     from holdfast.admin.snapshot.inspection import is_snapshot
     from holdfast.errors import ConfigError, Corrupted
     from holdfast.pools.read_only import locked, open_reader
@@ -62,7 +62,7 @@ def verify(
         problems = problems_of(pool)
     if problems:
         lines = [*problems, *(f"left alone: {refusal}" for refusal in refusals)]
-        if repair:
+        if repair or not may_be_repaired(pool):
             lines.append("restore a snapshot (holdfast restore), or a copy of the pool from before the damage")
         else:
             lines.append("holdfast verify --repair puts right what can be put right without a guess")
