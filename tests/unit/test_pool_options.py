@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from holdfast import (
 )
 from holdfast.errors import ConfigError, PoolError, PoolExists, PoolFull, PoolNotFound, PoolReadOnly
 from holdfast.pools import directory
+from holdfast.pools.directory import Medium
 
 TABLE = EmbeddingBagConfig(num_embeddings=100, embedding_dim=4, name="t", feature_names=["f"])
 
@@ -181,6 +183,36 @@ def test_a_pool_is_not_opened_as_what_it_is_not_and_is_left_usable(
     with Pool(pool_root / "pool", **made) as pool:  # nobody holds its lock
         EmbeddingBagCollection(pool, [TABLE])
         assert pool.recovered.clean
+
+
+@pytest.mark.parametrize("medium", ["memory", "block"])
+def test_a_pool_whose_further_tables_could_not_be_made_goes_on_with_those_that_it_had(
+    pool_root: Path, medium: Medium
+) -> None:
+    large = EmbeddingBagConfig(name="large", num_embeddings=1 << 22, embedding_dim=64, feature_names=["large"])
+    keyed = EmbeddingBagConfig(
+        num_embeddings=None, name="keyed", capacity=100, embedding_dim=4, feature_names=["keyed"], keys="int64"
+    )
+    with Pool(pool_root / "pool", medium=medium, log_bytes=1 << 20, seed=1) as pool:
+        rows = EmbeddingBagCollection(pool, [TABLE])
+        of_keys = EmbeddingBagCollection(pool, [keyed])
+        before = rows.read(0, torch.arange(3))
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 20, hard))
+        try:
+            with pytest.raises(PoolError, match="table-0002.*ulimit -f"):
+                EmbeddingBagCollection(pool, [large])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert len(pool.collections) == 2
+        assert torch.equal(rows.read(0, torch.arange(3)), before)
+        rows({name: torch.tensor([1]) for name in TABLE.feature_names}).values().sum().backward()
+        of_keys({"keyed": torch.tensor([1 << 40])}).values().sum().backward()
+        for collection in pool.collections:
+            collection.optimizer.step()
+        assert pool.commit(1) == 1
+    with Pool(pool_root / "pool") as pool:
+        assert pool.step == 1
 
 
 def test_a_pool_that_is_not_made_yet_has_nothing_to_use_and_closes(pool_root: Path) -> None:

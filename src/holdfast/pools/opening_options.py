@@ -12,8 +12,9 @@ from holdfast import _core
 from holdfast.errors import ConfigError, PoolBusy
 from holdfast.files.locks import outlasting_readers
 from holdfast.pools.dial import MediumDial
+from holdfast.pools.directory import Medium, wants_log_store
 from holdfast.pools.log_medium import LogMedium, directory_of_log, figures_of_log
-from holdfast.pools.read_only import LOCK_FILE
+from holdfast.pools.read_only import LOCK_FILE, new_log_bytes
 from holdfast.pools.victim_cache import VictimCache
 
 Mark = tuple[int, int, int]
@@ -36,7 +37,26 @@ class OpenOptions:
     log: LogMedium | None = None
     victims: VictimCache | None = None
 
-    def log_directory_of_new(self, log_store: bool) -> str:
+    def make(
+        self,
+        directory: Path,
+        specs: Sequence[_core.TableSpec],
+        seed: int,
+        medium: Medium,
+        log_bytes: int | None,
+        row_checksums: bool,
+    ) -> None:
+        """A new pool in `directory`, which is there. Raises ConfigError, PoolFull, PoolReadOnly, PoolFailed."""
+        log_store = wants_log_store(directory, medium)
+        log_bytes = log_bytes or new_log_bytes(log_store, specs, self.scratchpad_bytes)
+        _core.Pool.create(
+            *(str(directory), seed, log_bytes, specs),
+            log_store=log_store,
+            row_checksums=row_checksums and not log_store,
+            log_directory=self._log_directory_of_new(log_store),
+        )
+
+    def _log_directory_of_new(self, log_store: bool) -> str:
         """Of a new pool, whose rows are kept in a log store or in place; empty: beside them. Raises ConfigError."""
         if self.victims is not None and not log_store:
             raise ConfigError(

@@ -30,7 +30,6 @@ from holdfast.pools.directory import (
     is_shared,
     make_directory_alone,
     refusal_of,
-    wants_log_store,
 )
 from holdfast.pools.log_medium import LogMedium, words_of_place
 from holdfast.pools.machine import default_scratchpad_bytes, default_threads
@@ -38,7 +37,6 @@ from holdfast.pools.one_rank import OneRank
 from holdfast.pools.opening_options import OpenOptions
 from holdfast.pools.optim import OPTIMIZERS, RowOptimizerSpec
 from holdfast.pools.proving_hook import pool_directory
-from holdfast.pools.read_only import new_log_bytes
 from holdfast.pools.tables import EmbeddingBagConfig, features_of, find_tables, to_spec
 from holdfast.pools.victim_cache import VictimCache
 
@@ -227,18 +225,20 @@ class Pool(Behind):
                 self._before_closing.pop()()
             former.close()
             _core.Pool.take_back(str(self.directory))
+        try:
+            self._make(specs)
+        except BaseException:
+            if former is not None:  # the collections that are there go on
+                self._make(former.tables)
+            raise
+        finally:
+            if former is not None and self.core is not former:
+                self.core.take_keys(former)
+
+    def _make(self, specs: list[_core.TableSpec]) -> None:
         make_directory_alone(self.directory)
-        log_store = wants_log_store(self.directory, self._medium)
-        log_bytes = self._log_bytes or new_log_bytes(log_store, specs, self._options.scratchpad_bytes)
-        _core.Pool.create(
-            *(str(self.directory), self._seed, log_bytes, specs),
-            log_store=log_store,
-            row_checksums=self._row_checksums and not log_store,
-            log_directory=self._options.log_directory_of_new(log_store),
-        )
+        self._options.make(self.directory, specs, self._seed, self._medium, self._log_bytes, self._row_checksums)
         self._open()
-        if former is not None:
-            self.core.take_keys(former)
 
     @property
     def recovered(self) -> _core.RecoveryReport:
@@ -321,7 +321,7 @@ class Pool(Behind):
         """Ends the step that is under way and returns its number, without waiting until it is durable.
 
         cursor: samples consumed by committed steps. dense: the dense state at the end of the step. loss: the step does
-        not count where it is not finite, nor where the gradient is not that rows were updated with.
+        not count where it is not finite, nor where rows are not, or the gradient that they were updated with.
         Raises NonFiniteLoss: of this step, or where rows are updated on a device of an earlier one; the pool stays at
         the step before that.
         """
