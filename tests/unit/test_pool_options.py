@@ -200,7 +200,7 @@ def test_a_pool_whose_further_tables_could_not_be_made_goes_on_with_those_that_i
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 20, hard))
         try:
-            with pytest.raises(PoolError, match="table-0002.*ulimit -f"):
+            with pytest.raises(PoolError, match=r"table-0002.*ulimit -f"):
                 EmbeddingBagCollection(pool, [large])
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

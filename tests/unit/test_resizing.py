@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import HashStore
 
 from holdfast import Adagrad, Checkpoint, EmbeddingBagCollection, EmbeddingBagConfig, Pool
 from holdfast.admin.digest import digest_pool
+from holdfast.admin.repair import problems_of
 from holdfast.admin.snapshot import restore_snapshot, take_snapshot
 from holdfast.errors import ConfigError, PoolFull
 from holdfast.group.group import Group
@@ -184,3 +185,25 @@ def test_bounds_that_somebody_asked_for_are_still_compared(pool_root: Path) -> N
     train(pool_root / "pool", "memory", numbered(1000, weight_init_min=-0.3, weight_init_max=0.2), 1, 1, 300)
     with pytest.raises(ConfigError, match="init_low"):
         train(pool_root / "pool", "memory", numbered(1000), 2, 2, 300)
+
+
+@pytest.mark.parametrize(("made_with", "asked", "has"), [(False, True, 1), (True, False, 0), (True, None, 1)])
+@pytest.mark.parametrize("shards", [0, 4])
+def test_a_restore_gives_rows_in_place_checksums_and_takes_them_away(
+    pool_root: Path, shards: int, made_with: bool, asked: bool | None, has: int
+) -> None:
+    with open_pool(pool_root / "pool", {"medium": "memory", "row_checksums": made_with}, shards) as pool:
+        rows = EmbeddingBagCollection(pool, [numbered(50)], optimizer=Adagrad(lr=0.2))
+        checkpoint = Checkpoint(pool, model=torch.nn.Identity(), optimizer=[])
+        checkpoint.resume()
+        rows({"item": torch.arange(9)}).values().sum().backward()
+        rows.optimizer.step()
+        checkpoint.commit()
+        checkpoint.flush()
+    take_snapshot(pool_root / "pool", pool_root / "taken")
+    restore_snapshot(pool_root / "taken", pool_root / "restored", medium="memory", row_checksums=asked)
+    for directory, checks in (("pool", int(made_with)), ("restored", has)):
+        with at_rest(pool_root / directory) as (reader, _):
+            assert reader.header["row_checksums"] == checks
+        assert digest_of_tables(pool_root / directory) == digest_of_tables(pool_root / "pool")
+        assert problems_of(pool_root / directory) == []

@@ -79,6 +79,10 @@ def restore(
     shards: Annotated[
         int | None, typer.Option(help="Cut the pool into so many shards, for a group of ranks; a power of two, as 64.")
     ] = None,
+    row_checksums: Annotated[
+        bool | None,
+        typer.Option(help="Whether rows in place get checksums; a log store's always have. Default: as they had."),
+    ] = None,
 ) -> None:
     """Make a pool of a snapshot: training goes on from it exactly as it did from that step.
 
@@ -108,7 +112,7 @@ def restore(
     if shards is not None:
         said = {} if saved is None else saved.get("group", {})
         group = GroupConfig(shards=shards, **{name: said[name] for name in ("split_rows",) if name in said})
-    made = _restored(snapshot, pool, medium=medium.value, rows=new_rows, shards=group)
+    made = _restored(snapshot, pool, medium=medium.value, rows=new_rows, shards=group, row_checksums=row_checksums)
     print(f"{pool}: step {made.step}, {made.rows:,} rows from {made.snapshots} snapshot(s)")  # noqa: T201
 
 

@@ -216,7 +216,7 @@ def refusal_of(directory: Path, medium: Medium, log_store: bool, *, lacks_checks
     if lacks_checksums:
         return (
             f"row_checksums = true, but the pool in {directory} was made without: a pool cannot change that, leave it "
-            "out or start a new pool"
+            "out, start a new pool, or move this one (holdfast snapshot, then restore --row-checksums)"
         )
     return ""
 

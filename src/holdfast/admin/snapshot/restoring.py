@@ -67,14 +67,15 @@ def restore_snapshot(
     medium: Medium = "auto",
     rows: Mapping[str, int] | None = None,
     shards: GroupConfig | None = None,
+    row_checksums: bool | None = None,
     on_bytes: Callable[[int], None] | None = None,
 ) -> RestoreSummary:
     """Makes a pool of a snapshot and those that it is based on; it is there when it is complete, and training goes on
     from it as it would have from the pool of that step. A snapshot of a pool of several writers makes one of as many.
 
     medium: as in `holdfast.Pool`. rows: of tables that get more of them than they had, or fewer, by name; of one with
-    keys, its capacity. shards: into which the pool is cut, for a group of ranks, however it was. on_bytes: told how
-    many bytes of rows were just written.
+    keys, its capacity. shards: into which the pool is cut, for a group of ranks, however it was. row_checksums: as in
+    `holdfast.Pool`; default: as it was. on_bytes: told how many bytes of rows were just written.
 
     Raises PoolExists, BrokenChain, Corrupted, FormatMismatch, PoolFull, PoolFailed, ConfigError where a table cannot
     have so many rows, or one beyond them is in use; then there is no pool.
@@ -86,6 +87,8 @@ def restore_snapshot(
         part.check_files()
         part.dense()
     newest = chain[0] if not rows else resized(chain[0], rows)
+    if row_checksums is not None:
+        newest = replace(newest, row_checksums=row_checksums)
     if shards is not None:
         newest = cut(newest, shards=shards.shards, split_rows=shards.split_rows)
     make_directory(pool.parent)
