@@ -215,6 +215,17 @@ def test_a_pool_whose_further_tables_could_not_be_made_goes_on_with_those_that_i
         assert pool.step == 1
 
 
+def test_a_checkpoint_of_another_pool_than_its_models_is_refused(pool_root: Path) -> None:
+    """It committed steps without a row, one after the other, and the pool with the rows none."""
+    pools = [Pool(pool_root / name, log_bytes=1 << 20) for name in "ab"]
+    models = [torch.nn.Sequential(EmbeddingBagCollection(pool, [TABLE])) for pool in pools]
+    with pytest.raises(ConfigError, match=r"rows of table 't' are none of the pool in .*/a: give the Checkpoint the"):
+        Checkpoint(pools[0], model=models[1], optimizer=[])
+    for pool, model in zip(pools, models, strict=True):
+        assert Checkpoint(pool, model=torch.nn.ModuleList([model, models[1].eval()]), optimizer=[]).resume() == 0
+        pool.close()
+
+
 def test_a_pool_that_is_not_made_yet_has_nothing_to_use_and_closes(pool_root: Path) -> None:
     pool = Pool(pool_root / "pool")
     with pytest.raises(PoolNotFound, match="made when the first tables are attached"):

@@ -27,6 +27,7 @@ from holdfast.group.rank_states import RankStates, check_same_batches
 from holdfast.pools.dense_state import DenseState
 from holdfast.pools.directory import check_pool
 from holdfast.pools.pool import Pool
+from holdfast.rows.collection import RowCollection
 from holdfast.rows.look_ahead import LookAhead
 from holdfast.state import state_tree
 from holdfast.state.generators import set_rng_state
@@ -69,6 +70,7 @@ class Checkpoint:
     ) -> None:
         check_pool(pool)
         _refuse_parallel(model)
+        _refuse_rows_of_others(pool, model)
         self._pool = pool
         self._loader = loader
         if isinstance(loader, Loader):
@@ -159,7 +161,7 @@ class Checkpoint:
         before is committed, give ``batch.first_sample + loader.batch_size`` of the one that was trained; else a resume
         leaves out what was taken.
         loss: of one element, or a number; a step whose loss is not finite does not count, nor one whose rows were
-        updated with gradients that are not, or whose dense state
+        updated with gradients that are not or became so, or whose dense state
         has a parameter that is not, whatever its loss. Where rows are updated on a device, that is found some
         steps later, without making the device wait.
         Raises NonFiniteLoss: the pool stays at the step before. Rows that were updated with it are taken back when the
@@ -247,6 +249,18 @@ def _several(name: str, given: Any, needed: str) -> list[Any]:
                 "of several or none ([]); what wraps them belongs into extra"
             )
     return several
+
+
+def _refuse_rows_of_others(pool: Pool, model: nn.Module) -> None:
+    """Raises ConfigError where all collections that the model trains have their rows in another pool: steps of this one
+    would be committed without a row, and what the other's learnt never."""
+    own = [collection.optimizer for collection in pool.collections]
+    collections = [module for module in model.modules() if isinstance(module, RowCollection) and module.training]
+    if collections and not any(collection.optimizer in own for collection in collections):
+        raise ConfigError(
+            f"model: the rows of table '{collections[0].tables[0].name}' are none of the pool in {pool.directory}: "
+            "give the Checkpoint the pool with which the collection was made"
+        )
 
 
 def _refuse_parallel(model: nn.Module) -> None:
