@@ -12,6 +12,8 @@ from pathlib import Path
 
 from holdfast.files.locks import FileLock
 
+_MOST_BYTES = 220
+
 
 @contextmanager
 def attempt_at(path: Path, suffix: str, *, is_directory: bool) -> Iterator[Path]:
@@ -21,7 +23,7 @@ def attempt_at(path: Path, suffix: str, *, is_directory: bool) -> Iterator[Path]
     What processes that were killed left of their own attempts at `path` is removed: their locks went with them. Where
     the file system knows no locks nothing is. Raises OSError.
     """
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.{suffix}"):
+    for left in path.parent.glob(f".{glob.escape(_hidden(path.name))}.*.{suffix}"):
         with suppress(OSError), FileLock(left, os.O_RDONLY if left.is_dir() else os.O_RDWR):
             shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
     partial, lock = _made(path, suffix, is_directory=is_directory)
@@ -32,10 +34,17 @@ def attempt_at(path: Path, suffix: str, *, is_directory: bool) -> Iterator[Path]
             lock.release()
 
 
+def _hidden(name: str) -> str:
+    """As much of the name as leaves room for what stands around it: names have 255 bytes."""
+    while len(os.fsencode(name)) > _MOST_BYTES:
+        name = name[:-1]
+    return name
+
+
 def _made(path: Path, suffix: str, *, is_directory: bool) -> tuple[Path, FileLock | None]:
     while True:
         # Process ids come again, and are the same in two containers: they make no name of one's own.
-        partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.{suffix}")
+        partial = path.with_name(f".{_hidden(path.name)}.{secrets.token_hex(8)}.{suffix}")
         if is_directory:
             partial.mkdir()
         else:
