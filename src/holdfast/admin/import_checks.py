@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 import torch
@@ -39,24 +39,24 @@ def check_floating(name: str, values: Tensor) -> None:
         raise ConfigError(f"{name} in the file has the type {values.dtype}, {words}")
 
 
-def check_finite(parts: Mapping[str, Tensor], first: int, records: NDArray[np.void] | None) -> None:
-    """parts: by name in the file, rows `first` and on, in the pool's dtype."""
+def check_values(
+    parts: Mapping[str, Tensor], squares: Collection[str], first: int, records: NDArray[np.void] | None
+) -> None:
+    """parts: by name in the file, rows `first` and on, in the pool's dtype. squares: names of state whose root an
+    update divides by."""
     for name, values in parts.items():
-        if not values.numel() or all(bound.isfinite() for bound in torch.aminmax(values)):
+        if not values.numel():
             continue
-        if (row := _first_row(~values.isfinite(), first, records)) is not None:
+        least, most = torch.aminmax(values)
+        if (
+            not (least.isfinite() and most.isfinite())
+            and (row := _first_row(~values.isfinite(), first, records)) is not None
+        ):
             raise ConfigError(
                 f"{name} in the file: row {row} has a value that is not finite in {values.dtype}, with which no step "
                 "would succeed: mend it there, or give the table a wider dtype"
             )
-
-
-def check_squares(parts: Mapping[str, Tensor], first: int, records: NDArray[np.void] | None) -> None:
-    """Of state whose root an update divides by; arguments as above."""
-    for name, values in parts.items():
-        if not values.numel() or values.min() >= 0:
-            continue
-        if (row := _first_row(values < 0, first, records)) is not None:
+        if name in squares and not least >= 0 and (row := _first_row(values < 0, first, records)) is not None:
             raise ConfigError(
                 f"{name} in the file: row {row} is below 0, where the configuration's optimizer keeps squares: "
                 "it is another optimizer's; state that is left out of the file begins anew"

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from holdfast import _core
 from holdfast.admin.ahead import ahead
-from holdfast.admin.import_checks import check_finite, check_floating, check_shape, check_squares, check_types, only
+from holdfast.admin.import_checks import check_floating, check_shape, check_types, check_values, only
 from holdfast.admin.schema import New, tables_in
 from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.snapshot.rows import Rows
@@ -261,8 +261,8 @@ def import_table(
             data = recycled(count * layout.row_bytes).reshape(count, layout.row_bytes)
             weights, state = data[:, : layout.weight_bytes], data[:, layout.weight_bytes :]
             parts = {name: part.to(dtype if name == "weight" else torch.float32) for name, part in parts.items()}
-            check_finite({source[name]: part for name, part in parts.items()}, first, records)
-            check_squares({source[name]: parts[name] for name in parts.keys() & _SQUARES}, first, records)
+            squares = {source[name] for name in parts.keys() & _SQUARES}
+            check_values({source[name]: part for name, part in parts.items()}, squares, first, records)
             weights[:] = _as_bytes(parts["weight"], count)
             column = 0
             for name, width in layout.state:
