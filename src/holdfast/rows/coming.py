@@ -56,11 +56,18 @@ def tensors_of(features: Any) -> Tensors:
 def contents_of(tensor: Tensor) -> int:
     """Another number when they have changed, through NumPy or by another process, too, of which PyTorch knows nothing;
     of memory that neither reaches, its count is enough."""
-    if tensor.layout is torch.jagged:
-        return hash((contents_of(tensor.values()), contents_of(tensor.offsets())))  # type: ignore[attr-defined]
+    if len(parts := parts_of(tensor)) > 1:
+        return hash(tuple(contents_of(part) for part in parts))
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return count_of_changes(tensor)
     return checksum_of(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
+    """What a nested tensor is made of; of any other itself."""
+    if tensor.layout is torch.jagged:
+        return tensor.values(), tensor.offsets()  # type: ignore[attr-defined]
+    return (tensor,)
 
 
 def count_of_changes(tensor: Tensor) -> int:

@@ -34,7 +34,7 @@ from holdfast.errors import HoldfastError, StateError
 from holdfast.pools.directory import check_pool
 from holdfast.pools.pool import Pool
 from holdfast.rows.collection import KeyedJagged, RowCollection
-from holdfast.rows.coming import Coming, checksum_of, contents_of, count_of_changes, tensors_of
+from holdfast.rows.coming import Coming, checksum_of, contents_of, count_of_changes, parts_of, tensors_of
 from holdfast.state import state_tree
 from holdfast.state.generators import as_stateful, is_generator
 
@@ -285,9 +285,9 @@ def prefetch(
 
 def _parts_of(batch: Any, levels: int) -> Iterator[Tensor | np.ndarray[Any, Any]]:
     """The tensors and arrays of a batch."""
-    if isinstance(batch, Tensor) and batch.layout is torch.jagged:
-        yield from (batch.values(), batch.offsets())  # type: ignore[attr-defined]
-    elif isinstance(batch, (Tensor, np.ndarray)):
+    if isinstance(batch, Tensor):
+        yield from parts_of(batch)
+    elif isinstance(batch, np.ndarray):
         yield batch
     elif isinstance(batch, KeyedJagged):
         weights = batch.weights_or_none()
