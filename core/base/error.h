@@ -20,6 +20,7 @@ enum class ErrorKind {
   untrusted,
   failed,
   step,
+  non_finite,
   config,
   data,
 };

@@ -50,6 +50,7 @@ const char* exception_name(ErrorKind kind) {
     case ErrorKind::untrusted: return "UntrustedPool";
     case ErrorKind::failed: return "PoolFailed";
     case ErrorKind::step: return "StepError";
+    case ErrorKind::non_finite: return "NonFiniteLoss";
     case ErrorKind::config: return "ConfigError";
     case ErrorKind::data: return "DataError";
   }

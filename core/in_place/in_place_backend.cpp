@@ -441,40 +441,55 @@ void InPlaceBackend::begin_update() {
   medium_.persist_point();
 }
 
-void InPlaceBackend::update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& spec) {
+std::optional<NamedRow> InPlaceBackend::update(const std::shared_ptr<const Capture>& capture, const float* grad,
+                                               const UpdateSpec& spec) {
   const Plan& plan = *capture->plan;
   const Ahead* ahead = forwarding(*capture);
   DialService service(medium_.dial(),
                       writes_of(*plan.spec, [&](std::size_t t) { return plan.tables[t].num_unique(); }));
+  NonFiniteRow non_finite;
   for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
-    store_.update(plan.spec->tables[t].number, spec, capture->tables[t], occurrences_of(plan.tables[t]), grad,
-                  ahead != nullptr ? ahead->forward[t].data() : nullptr,
-                  ahead != nullptr ? &ahead->capture->tables[t] : nullptr, begin, end);
+    const std::uint32_t number = plan.spec->tables[t].number;
+    const std::size_t found = store_.update(number, spec, capture->tables[t], occurrences_of(plan.tables[t]), grad,
+                                            ahead != nullptr ? ahead->forward[t].data() : nullptr,
+                                            ahead != nullptr ? &ahead->capture->tables[t] : nullptr, begin, end);
+    non_finite.note(tables()[number], capture->tables[t], found, end);
   });
   service.finish();
+  return non_finite.first();
 }
 
-void InPlaceBackend::update(const SummedGradients& gradients, const UpdateSpec& spec) {
+std::optional<NamedRow> InPlaceBackend::update(const SummedGradients& gradients, const UpdateSpec& spec) {
   const Ahead* ahead = gradients.captures.size() == 1 ? forwarding(*gradients.captures.front()) : nullptr;
   const auto num_rows = [&](std::size_t t) { return gradients.num_rows[t]; };
   DialService service(medium_.dial(), writes_of(*gradients.spec, num_rows));
+  NonFiniteRow non_finite;
   for_rows(*gradients.spec, num_rows, [&](std::size_t t, std::size_t begin, std::size_t end) {
-    store_.update_from_sums(gradients.spec->tables[t].number, spec, gradients.rows[t], gradients.sums[t].data(),
-                            ahead != nullptr ? ahead->forward[t].data() : nullptr,
-                            ahead != nullptr ? &ahead->capture->tables[t] : nullptr, begin, end);
+    const std::uint32_t number = gradients.spec->tables[t].number;
+    const std::size_t found =
+        store_.update_from_sums(number, spec, gradients.rows[t], gradients.sums[t].data(),
+                                ahead != nullptr ? ahead->forward[t].data() : nullptr,
+                                ahead != nullptr ? &ahead->capture->tables[t] : nullptr, begin, end);
+    non_finite.note(tables()[number], gradients.rows[t], found, end);
   });
   service.finish();
+  return non_finite.first();
 }
 
-void InPlaceBackend::put(const std::shared_ptr<const Capture>& capture, const std::vector<ReadyRows>& ready) {
+std::optional<NamedRow> InPlaceBackend::put(const std::shared_ptr<const Capture>& capture,
+                                            const std::vector<ReadyRows>& ready) {
   drop_ahead();
   const Plan& plan = *capture->plan;
   DialService service(medium_.dial(),
                       writes_of(*plan.spec, [&](std::size_t t) { return plan.tables[t].num_unique(); }));
+  NonFiniteRow non_finite;
   for_rows(plan, [&](std::size_t t, std::size_t begin, std::size_t end) {
-    store_.put(plan.spec->tables[t].number, capture->tables[t], ready[t], begin, end);
+    const std::uint32_t number = plan.spec->tables[t].number;
+    non_finite.note(tables()[number], capture->tables[t], store_.put(number, capture->tables[t], ready[t], begin, end),
+                    end);
   });
   service.finish();
+  return non_finite.first();
 }
 
 void InPlaceBackend::finish_update(std::size_t num_captures) {

@@ -56,10 +56,12 @@ class InPlaceBackend final : public RowBackend {
 
   DialWork lookups_of(const Plan& plan, const std::vector<std::uint64_t>& num_lookups) const override;
   void begin_update() override;
-  void update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& spec) override;
-  void update(const SummedGradients& gradients, const UpdateSpec& spec) override;
+  std::optional<NamedRow> update(const std::shared_ptr<const Capture>& capture, const float* grad,
+                                 const UpdateSpec& spec) override;
+  std::optional<NamedRow> update(const SummedGradients& gradients, const UpdateSpec& spec) override;
   // Hands no rows over: a capture of the next step that was begun is dropped.
-  void put(const std::shared_ptr<const Capture>& capture, const std::vector<ReadyRows>& ready) override;
+  std::optional<NamedRow> put(const std::shared_ptr<const Capture>& capture,
+                              const std::vector<ReadyRows>& ready) override;
   void finish_update(std::size_t num_captures) override;
 
   void check_go_back(std::uint64_t epoch, std::uint64_t step) override;

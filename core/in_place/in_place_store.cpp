@@ -202,29 +202,34 @@ std::size_t InPlaceStore::try_capture(std::size_t index, const WorkingRows& work
   return bad;
 }
 
-void InPlaceStore::update(std::size_t index, const UpdateSpec& spec, const WorkingRows& working,
-                          const Occurrences& occurrences, const float* grad, const std::uint32_t* forward,
-                          const WorkingRows* next, std::size_t begin, std::size_t end) {
+std::size_t InPlaceStore::update(std::size_t index, const UpdateSpec& spec, const WorkingRows& working,
+                                 const Occurrences& occurrences, const float* grad, const std::uint32_t* forward,
+                                 const WorkingRows* next, std::size_t begin, std::size_t end) {
   const Table& table = tables_[index];
-  kernels_.update(table.spec, spec, table.home(), working, occurrences, grad, forward, next, begin, end);
+  const std::size_t non_finite =
+      kernels_.update(table.spec, spec, table.home(), working, occurrences, grad, forward, next, begin, end);
   hold_back(table, working, forward, next, begin, end);
   finish_rows(table, working, begin, end);
+  return non_finite;
 }
 
-void InPlaceStore::update_from_sums(std::size_t index, const UpdateSpec& spec, const WorkingRows& working,
-                                    const float* sums, const std::uint32_t* forward, const WorkingRows* next,
-                                    std::size_t begin, std::size_t end) {
+std::size_t InPlaceStore::update_from_sums(std::size_t index, const UpdateSpec& spec, const WorkingRows& working,
+                                           const float* sums, const std::uint32_t* forward, const WorkingRows* next,
+                                           std::size_t begin, std::size_t end) {
   const Table& table = tables_[index];
-  kernels_.update_from_sums(table.spec, spec, table.home(), working, sums, forward, next, begin, end);
+  const std::size_t non_finite =
+      kernels_.update_from_sums(table.spec, spec, table.home(), working, sums, forward, next, begin, end);
   hold_back(table, working, forward, next, begin, end);
   finish_rows(table, working, begin, end);
+  return non_finite;
 }
 
-void InPlaceStore::put(std::size_t index, const WorkingRows& working, const ReadyRows& ready, std::size_t begin,
-                       std::size_t end) {
+std::size_t InPlaceStore::put(std::size_t index, const WorkingRows& working, const ReadyRows& ready, std::size_t begin,
+                              std::size_t end) {
   const Table& table = tables_[index];
   kernels_.put(table.spec, table.home(), working.rows, ready, begin, end);
   finish_rows(table, working, begin, end);
+  return kernels_.first_non_finite(table.spec, ready, begin, end);
 }
 
 void InPlaceStore::add_reads(DialWork& work, std::size_t index, std::uint64_t num_rows) const {

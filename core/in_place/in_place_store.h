@@ -86,7 +86,8 @@ class InPlaceStore {
   const std::vector<Table>& tables() const { return tables_; }
   const Table& table(std::size_t i) const { return tables_[i]; }
 
-  // For all of these: rows [begin, end) of `working`; ranges may run on several threads.
+  // For all of these: rows [begin, end) of `working`; ranges may run on several threads. What writes new rows returns the
+  // first that is not finite, or `end`.
   void prepare(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end);
   // Has the processor fetch what a capture of them reads.
   void ask_for(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end) const;
@@ -95,13 +96,15 @@ class InPlaceStore {
   // The same while another process may be updating rows: ends at the first that does not hold its checksum, whose place
   // it returns; `end` where it copied all. Only the rows before that have their fresh bits set.
   std::size_t try_capture(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end) const;
-  void update(std::size_t table, const UpdateSpec& spec, const WorkingRows& working, const Occurrences& occurrences,
-              const float* grad, const std::uint32_t* forward, const WorkingRows* next, std::size_t begin,
-              std::size_t end);
-  void update_from_sums(std::size_t table, const UpdateSpec& spec, const WorkingRows& working, const float* sums,
-                        const std::uint32_t* forward, const WorkingRows* next, std::size_t begin, std::size_t end);
+  std::size_t update(std::size_t table, const UpdateSpec& spec, const WorkingRows& working,
+                     const Occurrences& occurrences, const float* grad, const std::uint32_t* forward,
+                     const WorkingRows* next, std::size_t begin, std::size_t end);
+  std::size_t update_from_sums(std::size_t table, const UpdateSpec& spec, const WorkingRows& working, const float* sums,
+                               const std::uint32_t* forward, const WorkingRows* next, std::size_t begin,
+                               std::size_t end);
   // The rows of `working` become those of `ready`.
-  void put(std::size_t table, const WorkingRows& working, const ReadyRows& ready, std::size_t begin, std::size_t end);
+  std::size_t put(std::size_t table, const WorkingRows& working, const ReadyRows& ready, std::size_t begin,
+                  std::size_t end);
   void restore(std::size_t table, const WorkingRows& working, std::size_t begin, std::size_t end);
 
   // What reading, or writing, so many rows of a table at random places asks of a dialled medium. Touched bits are few

@@ -178,26 +178,30 @@ struct Kernels {
   // Whether none of `count` floats is infinite or a NaN.
   bool (*all_finite)(const float* values, std::size_t count);
 
+  // Which of rows [begin, end) is the first whose weights or state are not all finite; `end` where all are.
+  std::size_t (*first_non_finite)(const RowSpec& spec, const ReadyRows& rows, std::size_t begin, std::size_t end);
+
   // new = f(old, gradient), for rows [begin, end) of working: reads working (never writes it), writes home weights
   // and state, marks fresh rows as touched. The gradient of row u is the sum of its occurrences' (fused). Where the table
   // has keys, working.keys says whose the rows are; their new records say so, too.
   // `forward[u]`, where `forward` is not null and the entry is not no_forward, is the position in `next` that gets
   // the new weights and state too (its fresh bit is cleared).
-  void (*update)(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home, const WorkingRows& working,
-                 const Occurrences& occurrences, const float* grad, const std::uint32_t* forward,
-                 const WorkingRows* next, std::size_t begin, std::size_t end);
+  // Returns the first row whose new values are not all finite, `end` where all are; and so do the others.
+  std::size_t (*update)(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home, const WorkingRows& working,
+                        const Occurrences& occurrences, const float* grad, const std::uint32_t* forward,
+                        const WorkingRows* next, std::size_t begin, std::size_t end);
 
   // The same from gradients that were summed before: row u's gradient is sums + u * dim.
-  void (*update_from_sums)(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home,
-                           const WorkingRows& working, const float* sums, const std::uint32_t* forward,
-                           const WorkingRows* next, std::size_t begin, std::size_t end);
+  std::size_t (*update_from_sums)(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home,
+                                  const WorkingRows& working, const float* sums, const std::uint32_t* forward,
+                                  const WorkingRows* next, std::size_t begin, std::size_t end);
 
   // The same two, but row u's new weights and state go to place u of `fresh`, compact as `working` is.
-  void (*update_compact)(const RowSpec& spec, const UpdateSpec& update, const WorkingRows& working,
-                         const Occurrences& occurrences, const float* grad, const SlotRows& fresh, std::size_t begin,
-                         std::size_t end);
-  void (*update_compact_from_sums)(const RowSpec& spec, const UpdateSpec& update, const WorkingRows& working,
-                                   const float* sums, const SlotRows& fresh, std::size_t begin, std::size_t end);
+  std::size_t (*update_compact)(const RowSpec& spec, const UpdateSpec& update, const WorkingRows& working,
+                                const Occurrences& occurrences, const float* grad, const SlotRows& fresh,
+                                std::size_t begin, std::size_t end);
+  std::size_t (*update_compact_from_sums)(const RowSpec& spec, const UpdateSpec& update, const WorkingRows& working,
+                                          const float* sums, const SlotRows& fresh, std::size_t begin, std::size_t end);
 
   // d loss / d scale of the occurrences [begin, end) of a feature, in original order: dot(grad of the bag, row).
   // bag_of[j] is j's bag; grad of bag b starts at grad + b * grad_stride.

@@ -56,6 +56,7 @@ constexpr Kernels kernel_table(const char* name) {
       .sum_gradients = sum_gradients,
       .sum_of_squares = sum_of_squares,
       .all_finite = all_finite,
+      .first_non_finite = first_non_finite,
       .update = update,
       .update_from_sums = update_from_sums,
       .update_compact = update_compact,

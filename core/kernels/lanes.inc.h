@@ -171,6 +171,25 @@ HOLDFAST_INLINE void store(float* to, const Lanes& lanes, Tail tail) {
 #endif
 }
 
+// The lanes that are elements of the row; 0.0 behind them.
+HOLDFAST_INLINE Lanes only(const Lanes& lanes, Full) { return lanes; }
+HOLDFAST_INLINE Lanes only(Lanes lanes, Tail tail) {
+#if HOLDFAST_VECTOR_BYTES == 64
+  lanes.part[0] = _mm512_maskz_mov_ps(static_cast<__mmask16>((1u << tail.count) - 1), lanes.part[0]);
+#else
+  for (std::uint32_t p = 0; p < num_parts; ++p) {
+#if HOLDFAST_VECTOR_BYTES == 32
+    lanes.part[p] = _mm256_and_ps(lanes.part[p], reinterpret_cast<__m256>(lanes_before(tail.count, p)));
+#else
+    for (std::uint32_t i = 0; i < part_lanes; ++i) {
+      if (p * part_lanes + i >= tail.count) lanes.part[p][i] = 0;
+    }
+#endif
+  }
+#endif
+  return lanes;
+}
+
 // The fixed tree's upper half: lane i + lane (i + 8), of those i + (i + 4), i + (i + 2), i + (i + 1).
 HOLDFAST_INLINE float fold(const Lanes& lanes) {
   using Four = float __attribute__((vector_size(16)));

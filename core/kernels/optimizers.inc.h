@@ -44,6 +44,35 @@ struct StepConstants {
   float beta1, beta2, rest1, rest2, correction1, correction2;
 };
 
+// Whether all of what was written is finite, without a branch: x - x is 0 of a finite number, and NaN of any other.
+class Finiteness {
+ public:
+  template <class Extent>
+  HOLDFAST_INLINE void add(const Lanes& values, Extent extent) {
+    const Lanes differences = only(values - values, extent);
+    for (std::uint32_t p = 0; p < num_parts; ++p) {
+      lanes_.part[p] |= reinterpret_cast<WordPart>(differences.part[p]);
+    }
+  }
+  HOLDFAST_INLINE void add(float value) {
+    const float difference = value - value;
+    std::uint32_t bits;
+    __builtin_memcpy(&bits, &difference, sizeof bits);
+    values_ |= bits;
+  }
+  HOLDFAST_INLINE bool holds() const {
+    std::uint32_t bits = values_;
+    for (const WordPart& part : lanes_.part) {
+      for (std::uint32_t i = 0; i < part_lanes; ++i) bits |= part[i];
+    }
+    return bits == 0;
+  }
+
+ private:
+  Words lanes_{};
+  std::uint32_t values_ = 0;
+};
+
 // One row on its way from the working set home.
 template <class Format>
 struct RowUpdate {
@@ -53,6 +82,7 @@ struct RowUpdate {
   float* new_state;
   RoundingKey rounding;
   bool streams;  // new_weights are whole lines that nobody reads soon
+  Finiteness& finiteness;
 
   template <class Extent>
   HOLDFAST_INLINE Lanes weights(std::uint32_t block, Extent extent) const {
@@ -60,10 +90,20 @@ struct RowUpdate {
   }
   template <class Extent>
   HOLDFAST_INLINE void put_weights(std::uint32_t block, const Lanes& values, Extent extent) const {
+    finiteness.add(values, extent);
     if constexpr (Format::can_stream) {
       if (streams) return Format::stream_elements(new_weights + block * num_lanes, values);
     }
     Format::store_elements(new_weights + block * num_lanes, values, extent, rounding, block * num_lanes);
+  }
+  template <class Extent>
+  HOLDFAST_INLINE void put_state(std::size_t first, const Lanes& values, Extent extent) const {
+    finiteness.add(values, extent);
+    store(new_state + first, values, extent);
+  }
+  HOLDFAST_INLINE void put_state(std::size_t at, float value) const {
+    finiteness.add(value);
+    new_state[at] = value;
   }
 };
 
@@ -96,7 +136,7 @@ struct RowwiseAdagrad {
                                     const RowUpdate<Format>& row) {
     const float m = row.old_state[0] + mean_square(shape, g);
     const float multiplier = step.learning_rate / (sqrt(m) + step.epsilon);
-    row.new_state[0] = m;
+    row.put_state(0, m);
     for_each_block(shape, [&](std::uint32_t b, auto extent) {
       row.put_weights(b, row.weights(b, extent) - multiplier * g[b], extent);
     });
@@ -114,7 +154,7 @@ struct Adagrad {
     for_each_block(shape, [&](std::uint32_t b, auto extent) {
       const std::uint32_t e = b * num_lanes;
       const Lanes m = load(row.old_state + e, extent) + g[b] * g[b];
-      store(row.new_state + e, m, extent);
+      row.put_state(e, m, extent);
       row.put_weights(b, row.weights(b, extent) - (step.learning_rate * g[b]) / (sqrt(m) + step.epsilon), extent);
     });
   }
@@ -147,8 +187,8 @@ struct Adam {
       const std::size_t e_v = shape.dim() + e_m;
       const Lanes m = step.beta1 * load(row.old_state + e_m, extent) + step.rest1 * g[b];
       const Lanes v = step.beta2 * load(row.old_state + e_v, extent) + step.rest2 * (g[b] * g[b]);
-      store(row.new_state + e_m, m, extent);
-      store(row.new_state + e_v, v, extent);
+      row.put_state(e_m, m, extent);
+      row.put_state(e_v, v, extent);
       take_adam_step(step, row, b, m, sqrt(v / step.correction2), extent);
     });
   }
@@ -164,12 +204,12 @@ struct RowwiseAdam {
   static HOLDFAST_INLINE void apply(Shape<Dim> shape, const StepConstants& step, const Lanes* g,
                                     const RowUpdate<Format>& row) {
     const float v = step.beta2 * row.old_state[shape.dim()] + step.rest2 * mean_square(shape, g);
-    row.new_state[shape.dim()] = v;
+    row.put_state(shape.dim(), v);
     const Lanes root = broadcast(sqrt(v / step.correction2));
     for_each_block(shape, [&](std::uint32_t b, auto extent) {
       const std::uint32_t e = b * num_lanes;
       const Lanes m = step.beta1 * load(row.old_state + e, extent) + step.rest1 * g[b];
-      store(row.new_state + e, m, extent);
+      row.put_state(e, m, extent);
       take_adam_step(step, row, b, m, root, extent);
     });
   }

@@ -57,6 +57,7 @@ HOLDFAST_INLINE void store_halves(std::uint16_t* to, const Halves& halves, Exten
 struct Float32 {
   using Element = float;
   static constexpr bool can_stream = true;
+  static constexpr std::uint32_t infinity = 0x7f800000u;  // all bits of the exponent
 
   template <class Extent>
   static HOLDFAST_INLINE Lanes load_elements(const float* from, Extent extent) {
@@ -78,6 +79,7 @@ template <class Format>
 struct Float16Bits {
   using Element = std::uint16_t;
   static constexpr bool can_stream = false;
+  static constexpr std::uint32_t infinity = Format::infinity;
 
   template <class Extent>
   static HOLDFAST_INLINE Lanes load_elements(const std::uint16_t* from, Extent extent) {
@@ -122,6 +124,7 @@ HOLDFAST_INLINE HalfPart finish_narrow(WordPart bits, WordPart magnitude, std::u
 }
 
 struct BfloatFormat {
+  static constexpr std::uint32_t infinity = 0x7f80u;
   static HOLDFAST_INLINE FloatPart widen(HalfPart halves) {
     const WordPart bits = __builtin_convertvector(halves, WordPart) << 16;
     return reinterpret_cast<FloatPart>(bits);
@@ -132,11 +135,12 @@ struct BfloatFormat {
     const WordPart bits = reinterpret_cast<WordPart>(value);
     const WordPart absolute = bits & 0x7fffffffu;
     const WordPart magnitude = (absolute + added_below(absolute, WordPart{} + 16u)) >> 16;
-    return finish_narrow(bits, magnitude, 0x7f80u, 16, 0x40u);
+    return finish_narrow(bits, magnitude, infinity, 16, 0x40u);
   }
 };
 
 struct HalfFormat {
+  static constexpr std::uint32_t infinity = 0x7c00u;
   static HOLDFAST_INLINE FloatPart widen(HalfPart halves) {
 #if HOLDFAST_VECTOR_BYTES == 64
     return _mm512_cvtph_ps(reinterpret_cast<__m256i>(halves));
@@ -169,7 +173,7 @@ struct HalfFormat {
     // The implicit bit of a normal number is the 1 in its exponent's lowest place; a carry goes where it belongs.
     const WordPart magnitude =
         choose(exponent > 113u, (exponent - 113u) << 10, WordPart{}) + ((kept + added_below(kept, cut)) >> cut);
-    return finish_narrow(bits, magnitude, 0x7c00u, 13, 0x200u);
+    return finish_narrow(bits, magnitude, infinity, 13, 0x200u);
   }
 };
 

@@ -89,6 +89,31 @@ bool all_finite(const float* values, std::size_t count) {
   return any_special == 0;
 }
 
+template <class Format>
+bool is_finite_row(const RowSpec& spec, const std::byte* weights, const float* state) {
+  std::uint32_t any_special = 0;
+  for (std::uint32_t e = 0; e < spec.dim; ++e) {
+    typename Format::Element element;
+    __builtin_memcpy(&element, weights + e * sizeof element, sizeof element);
+    std::uint32_t bits = 0;
+    __builtin_memcpy(&bits, &element, sizeof element);
+    any_special |= (bits & Format::infinity) == Format::infinity ? 1u : 0u;
+  }
+  return any_special == 0 && all_finite(state, spec.state_floats - spec.key_floats);
+}
+
+std::size_t first_non_finite(const RowSpec& spec, const ReadyRows& rows, std::size_t begin, std::size_t end) {
+  const std::size_t weight_bytes = std::size_t{spec.dim} * bytes_of(spec.dtype);
+  std::size_t u = begin;
+  with_format(spec.dtype, [&](auto format) {
+    while (u < end &&
+           is_finite_row<decltype(format)>(spec, rows.weights + u * weight_bytes, rows.state + u * spec.state_floats)) {
+      ++u;
+    }
+  });
+  return u;
+}
+
 // Where the gradients of unique rows come from: their occurrences, or (where `sums` is not null) sums made before.
 struct GradientSource {
   const Occurrences* occurrences;
@@ -187,10 +212,11 @@ HOLDFAST_INLINE void write_key_record(const float* old_record, std::uint64_t key
 // Where new rows go: to their places at home, or compact.
 enum class Target { home, compact };
 
+// Returns the first row whose new values are not all finite, else `end`.
 template <Target target, class Format, class Optimizer, std::uint32_t Dim>
-void update_rows(Shape<Dim> shape, const RowSpec& spec, const UpdateSpec& update, const HomeRows& home,
-                 const WorkingRows& working, const GradientSource& source, const Forwarding& forwarding,
-                 std::size_t begin, std::size_t end) {
+std::size_t update_rows(Shape<Dim> shape, const RowSpec& spec, const UpdateSpec& update, const HomeRows& home,
+                        const WorkingRows& working, const GradientSource& source, const Forwarding& forwarding,
+                        std::size_t begin, std::size_t end) {
   using counter_rng::absorb;
   constexpr bool rounds = sizeof(typename Format::Element) < 4;
   const StepConstants step(update);
@@ -202,6 +228,7 @@ void update_rows(Shape<Dim> shape, const RowSpec& spec, const UpdateSpec& update
   const std::uint32_t blocks = num_blocks(shape);
   const std::size_t group_rows = group_blocks / blocks < max_group_rows ? group_blocks / blocks : max_group_rows;
   Lanes gradients[group_blocks];
+  Finiteness finiteness;
   const bool forwards = forwarding.position != nullptr;
   const bool streams = target == Target::home && Format::can_stream && weight_bytes % line_bytes == 0 &&
                        !home.read_soon && reinterpret_cast<std::uintptr_t>(home.weights) % line_bytes == 0;
@@ -246,6 +273,7 @@ void update_rows(Shape<Dim> shape, const RowSpec& spec, const UpdateSpec& update
           .new_state = home.state + place * state_floats,
           .rounding = {rounds ? absorb(rounding_key, number_of(spec, working, u, row)) : 0},
           .streams = streams && !is_forwarded,
+          .finiteness = finiteness,
       };
       Lanes* const g = gradients + (u - group) * blocks;
       if (step.gradient_scale != 1) {
@@ -283,6 +311,14 @@ void update_rows(Shape<Dim> shape, const RowSpec& spec, const UpdateSpec& update
     group_end = next_end;
   }
   if (streams) finish_streaming();
+  if (finiteness.holds()) return end;
+  const auto is_finite = [&](std::size_t u) {
+    const std::uint64_t place = target == Target::home ? working.rows[u] & ~fresh_bit : u;
+    return is_finite_row<Format>(spec, home.weights + place * weight_bytes, home.state + place * state_floats);
+  };
+  std::size_t first = begin;
+  while (first < end && is_finite(first)) ++first;
+  return first;
 }
 
 template <class Body>
@@ -297,46 +333,49 @@ HOLDFAST_INLINE void with_optimizer(RowOptimizer optimizer, Body&& body) {
 }
 
 template <Target target>
-__attribute__((noinline)) void update_any(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home,
-                                          const WorkingRows& working, const GradientSource& source,
-                                          const Forwarding& forwarding, std::size_t begin, std::size_t end) {
+__attribute__((noinline)) std::size_t update_any(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home,
+                                                 const WorkingRows& working, const GradientSource& source,
+                                                 const Forwarding& forwarding, std::size_t begin, std::size_t end) {
+  std::size_t first_non_finite = end;
   with_format(spec.dtype, [&](auto format) {
     with_optimizer(spec.optimizer, [&](auto optimizer) {
       with_shape(spec.dim, [&](auto shape) {
-        update_rows<target, decltype(format), decltype(optimizer)>(shape, spec, update, home, working, source,
-                                                                   forwarding, begin, end);
+        first_non_finite = update_rows<target, decltype(format), decltype(optimizer)>(
+            shape, spec, update, home, working, source, forwarding, begin, end);
       });
     });
   });
+  return first_non_finite;
 }
 
-void update(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home, const WorkingRows& working,
-            const Occurrences& occurrences, const float* grad, const std::uint32_t* forward, const WorkingRows* next,
-            std::size_t begin, std::size_t end) {
+std::size_t update(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home, const WorkingRows& working,
+                   const Occurrences& occurrences, const float* grad, const std::uint32_t* forward,
+                   const WorkingRows* next, std::size_t begin, std::size_t end) {
   const DefaultFloatMode mode;
-  update_any<Target::home>(spec, update, home, working, {&occurrences, grad, nullptr}, {forward, next}, begin, end);
+  return update_any<Target::home>(spec, update, home, working, {&occurrences, grad, nullptr}, {forward, next}, begin,
+                                  end);
 }
 
-void update_from_sums(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home, const WorkingRows& working,
-                      const float* sums, const std::uint32_t* forward, const WorkingRows* next, std::size_t begin,
-                      std::size_t end) {
+std::size_t update_from_sums(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home,
+                             const WorkingRows& working, const float* sums, const std::uint32_t* forward,
+                             const WorkingRows* next, std::size_t begin, std::size_t end) {
   const DefaultFloatMode mode;
-  update_any<Target::home>(spec, update, home, working, {nullptr, nullptr, sums}, {forward, next}, begin, end);
+  return update_any<Target::home>(spec, update, home, working, {nullptr, nullptr, sums}, {forward, next}, begin, end);
 }
 
-void update_compact(const RowSpec& spec, const UpdateSpec& update, const WorkingRows& working,
-                    const Occurrences& occurrences, const float* grad, const SlotRows& fresh, std::size_t begin,
-                    std::size_t end) {
+std::size_t update_compact(const RowSpec& spec, const UpdateSpec& update, const WorkingRows& working,
+                           const Occurrences& occurrences, const float* grad, const SlotRows& fresh, std::size_t begin,
+                           std::size_t end) {
   const DefaultFloatMode mode;
-  update_any<Target::compact>(spec, update, {fresh.weights, fresh.state, nullptr}, working,
-                              {&occurrences, grad, nullptr}, {nullptr, nullptr}, begin, end);
+  return update_any<Target::compact>(spec, update, {fresh.weights, fresh.state, nullptr}, working,
+                                     {&occurrences, grad, nullptr}, {nullptr, nullptr}, begin, end);
 }
 
-void update_compact_from_sums(const RowSpec& spec, const UpdateSpec& update, const WorkingRows& working,
-                              const float* sums, const SlotRows& fresh, std::size_t begin, std::size_t end) {
+std::size_t update_compact_from_sums(const RowSpec& spec, const UpdateSpec& update, const WorkingRows& working,
+                                     const float* sums, const SlotRows& fresh, std::size_t begin, std::size_t end) {
   const DefaultFloatMode mode;
-  update_any<Target::compact>(spec, update, {fresh.weights, fresh.state, nullptr}, working, {nullptr, nullptr, sums},
-                              {nullptr, nullptr}, begin, end);
+  return update_any<Target::compact>(spec, update, {fresh.weights, fresh.state, nullptr}, working,
+                                     {nullptr, nullptr, sums}, {nullptr, nullptr}, begin, end);
 }
 
 }  // namespace

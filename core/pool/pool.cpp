@@ -372,6 +372,10 @@ void Pool::begin_update(const std::vector<const CollectionSpec*>& specs) {
   backend_->begin_update();
 }
 
+void Pool::note_written(const std::optional<NamedRow>& non_finite) {
+  if (!non_finite_) non_finite_ = non_finite;
+}
+
 void Pool::update(const std::vector<RowGradients>& gradients, const UpdateSpec& spec) {
   check_open();
   if (gradients.size() != 1) {
@@ -383,7 +387,7 @@ void Pool::update(const std::vector<RowGradients>& gradients, const UpdateSpec& 
   check_capture(*only.capture);
   latching([&] {
     begin_update({only.capture->plan->spec.get()});
-    backend_->update(only.capture, only.grad, of_this_step(spec));
+    note_written(backend_->update(only.capture, only.grad, of_this_step(spec)));
     backend_->finish_update(1);
     count_keys(*only.capture);
   });
@@ -396,7 +400,7 @@ void Pool::update(const SummedGradients& gradients, const UpdateSpec& spec) {
   for (const auto& capture : gradients.captures) check_capture(*capture);
   latching([&] {
     begin_update({gradients.spec.get()});
-    backend_->update(gradients, of_this_step(spec));
+    note_written(backend_->update(gradients, of_this_step(spec)));
     backend_->finish_update(gradients.captures.size());
     count_keys(*gradients.spec, gradients.rows, gradients.num_rows);
   });
@@ -412,7 +416,7 @@ void Pool::put(const std::vector<RowsPart>& parts) {
   for (const ReadyCapture& ready : captures) specs.push_back(ready.capture->plan->spec.get());
   latching([&] {
     begin_update(specs);
-    for (const ReadyCapture& ready : captures) backend_->put(ready.capture, ready.tables);
+    for (const ReadyCapture& ready : captures) note_written(backend_->put(ready.capture, ready.tables));
     backend_->finish_update(captures.size());
     for (const ReadyCapture& ready : captures) count_keys(*ready.capture);
   });

@@ -307,6 +307,8 @@ class Pool {
   // Of a plan, as they are at the end of the newest committed step; without a trace.
   void read_rows(const Plan& plan, const std::vector<WorkingRows>& rows);
   void check_capture(const Capture& capture) const;
+  void note_written(const std::optional<NamedRow>& non_finite);
+  void check_finite() const;
   void check_captures(const std::vector<RowGradients>& gradients) const;
   // Runs a verb's work; where it throws, what counts as a failure stays one.
   template <class Work>
@@ -344,6 +346,7 @@ class Pool {
   std::uint64_t staged_step_ = 0;  // newest step whose dense state was staged
   bool has_dense_ = false;
   bool updated_ = false;  // the current step has written rows home
+  std::optional<NamedRow> non_finite_;  // one of these that is not finite: the step is not committed
   std::vector<bool> updated_tables_;  // and of these tables
   std::optional<Figures> last_;  // of one that is closed, and of no other
   std::atomic<bool> is_changing_ = false;  // a thread is in a verb that changes rows or steps

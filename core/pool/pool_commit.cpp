@@ -41,9 +41,23 @@ void Pool::stage(const StepMark& mark, const Dense& dense) {
   has_dense_ = true;
 }
 
+void Pool::check_finite() const {
+  if (!non_finite_) return;
+  const RowTable& table = backend_->tables()[non_finite_->table];
+  const std::string row = table.has_keys() ? "of key " + std::to_string(static_cast<std::int64_t>(non_finite_->row))
+                                           : std::to_string(non_finite_->row);
+  throw Error(ErrorKind::non_finite,
+              "row " + row + " of table '" + table.name + "' is not finite at the end of step " +
+                  std::to_string(step_ + 1) + ", in its weights or its optimizer's state: the pool stays at step " +
+                  std::to_string(step_) +
+                  ", and goes on from there when it is opened again; lower the learning rate, or clip gradients "
+                  "(train.max_grad_norm)");
+}
+
 std::uint64_t Pool::commit(std::uint64_t cursor, const Dense* dense) {
   check_open();
   const Turn turn(is_changing_);
+  check_finite();
   commit_mark({step_ + 1, cursor, row_updates_ + (updated_ ? 1 : 0)}, dense);
   return step_;
 }
@@ -83,6 +97,7 @@ void Pool::commit_mark(const StepMark& mark, const Dense* dense) {
   cursor_ = mark.cursor;
   row_updates_ = mark.row_updates;
   updated_ = false;
+  non_finite_.reset();
   leave_keys_behind();
   updated_tables_.assign(updated_tables_.size(), false);
 }

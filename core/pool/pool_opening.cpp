@@ -333,6 +333,7 @@ void Pool::go_on(const InGroup& group) {
   cursor_ = target.cursor;
   row_updates_ = target.row_updates;
   updated_ = false;
+  non_finite_.reset();
   updated_tables_.assign(updated_tables_.size(), false);
   staged_step_ = target.step;
   durable_step_ = target.step;

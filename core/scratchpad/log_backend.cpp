@@ -242,8 +242,8 @@ std::vector<LogBackend::Overwritten> LogBackend::overwritten_by(const HeldCaptur
   return tables;
 }
 
-void LogBackend::overwrite(const CollectionSpec& spec, const std::vector<Overwritten>& tables,
-                           const NewRows& new_rows) {
+std::optional<NamedRow> LogBackend::overwrite(const CollectionSpec& spec, const std::vector<Overwritten>& tables,
+                                              const NewRows& new_rows) {
   std::vector<TableRows> record;
   for (std::size_t t = 0; t < tables.size(); ++t) {
     if (tables[t].num_rows != 0) record.push_back({spec.tables[t].number, tables[t].num_rows, tables[t].old});
@@ -255,35 +255,40 @@ void LogBackend::overwrite(const CollectionSpec& spec, const std::vector<Overwri
     const auto section = std::ranges::lower_bound(record, table.number, {}, &TableRows::table);
     section_of.push_back(static_cast<std::size_t>(section - record.begin()));
   }
+  NonFiniteRow non_finite;
   for_rows(
       spec, [&](std::size_t t) { return tables[t].num_rows; },
       [&](std::size_t t, std::size_t begin, std::size_t end) {
         const std::uint32_t number = spec.tables[t].number;
         const WorkingRows fresh = scratch_rows(tables[t].old.rows + begin, end - begin, this->tables()[number]);
-        new_rows(t, begin, end, fresh);
+        non_finite.note(this->tables()[number], tables[t].old, begin + new_rows(t, begin, end, fresh), end);
         scratchpad_->scatter(number, tables[t].slots + begin, fresh, 0, end - begin);
         store_.pack_rows(draft, section_of[t], fresh, begin, end - begin);
       },
       [&](std::size_t t) { return store_.unit_rows(spec.tables[t].number); });
   drafts_.push_back(std::move(draft));
+  return non_finite.first();
 }
 
-void LogBackend::update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& update) {
+std::optional<NamedRow> LogBackend::update(const std::shared_ptr<const Capture>& capture, const float* grad,
+                                           const UpdateSpec& update) {
   const auto& held = static_cast<const HeldCapture&>(*capture);
   const Plan& plan = *capture->plan;
   updated_holds_.push_back(held.hold);
-  overwrite(*plan.spec, overwritten_by(held),
-            [&](std::size_t t, std::size_t begin, std::size_t end, const WorkingRows& fresh) {
-              const RowTable& table = tables()[plan.spec->tables[t].number];
-              Occurrences occurrences = occurrences_of(plan.tables[t]);
-              occurrences.row_start += begin;
-              best_kernels().update_compact(table.spec, update, rows_from(begin, capture->tables[t], table),
-                                            occurrences, grad, {fresh.weights, fresh.state}, 0, end - begin);
-              hold_back(table, capture->tables[t], fresh, begin, end);
-            });
+  return overwrite(*plan.spec, overwritten_by(held),
+                   [&](std::size_t t, std::size_t begin, std::size_t end, const WorkingRows& fresh) {
+                     const RowTable& table = tables()[plan.spec->tables[t].number];
+                     Occurrences occurrences = occurrences_of(plan.tables[t]);
+                     occurrences.row_start += begin;
+                     const std::size_t non_finite =
+                         best_kernels().update_compact(table.spec, update, rows_from(begin, capture->tables[t], table),
+                                                       occurrences, grad, {fresh.weights, fresh.state}, 0, end - begin);
+                     hold_back(table, capture->tables[t], fresh, begin, end);
+                     return non_finite;
+                   });
 }
 
-void LogBackend::update(const SummedGradients& gradients, const UpdateSpec& update) {
+std::optional<NamedRow> LogBackend::update(const SummedGradients& gradients, const UpdateSpec& update) {
   const CollectionSpec& spec = *gradients.spec;
   std::vector<std::vector<std::uint32_t>> slots(spec.tables.size());
   parallel_for(slots.size(), [&](std::size_t t) {
@@ -301,26 +306,30 @@ void LogBackend::update(const SummedGradients& gradients, const UpdateSpec& upda
   for (const auto& capture : gradients.captures) {
     updated_holds_.push_back(static_cast<const HeldCapture&>(*capture).hold);
   }
-  overwrite(spec, overwritten, [&](std::size_t t, std::size_t begin, std::size_t end, const WorkingRows& fresh) {
+  return overwrite(spec, overwritten, [&](std::size_t t, std::size_t begin, std::size_t end, const WorkingRows& fresh) {
     const RowTable& table = tables()[spec.tables[t].number];
-    best_kernels().update_compact_from_sums(table.spec, update, rows_from(begin, gradients.rows[t], table),
-                                            gradients.sums[t].data() + begin * table.spec.dim,
-                                            {fresh.weights, fresh.state}, 0, end - begin);
+    const std::size_t non_finite = best_kernels().update_compact_from_sums(
+        table.spec, update, rows_from(begin, gradients.rows[t], table),
+        gradients.sums[t].data() + begin * table.spec.dim, {fresh.weights, fresh.state}, 0, end - begin);
     hold_back(table, gradients.rows[t], fresh, begin, end);
+    return non_finite;
   });
 }
 
-void LogBackend::put(const std::shared_ptr<const Capture>& capture, const std::vector<ReadyRows>& ready) {
+std::optional<NamedRow> LogBackend::put(const std::shared_ptr<const Capture>& capture,
+                                        const std::vector<ReadyRows>& ready) {
   const auto& held = static_cast<const HeldCapture&>(*capture);
   const CollectionSpec& spec = *capture->plan->spec;
   updated_holds_.push_back(held.hold);
-  overwrite(spec, overwritten_by(held),
-            [&](std::size_t t, std::size_t begin, std::size_t end, const WorkingRows& fresh) {
-              const std::size_t weight_bytes = tables()[spec.tables[t].number].weight_bytes();
-              const std::size_t state_floats = tables()[spec.tables[t].number].spec.state_floats;
-              std::copy(ready[t].weights + begin * weight_bytes, ready[t].weights + end * weight_bytes, fresh.weights);
-              std::copy(ready[t].state + begin * state_floats, ready[t].state + end * state_floats, fresh.state);
-            });
+  return overwrite(
+      spec, overwritten_by(held), [&](std::size_t t, std::size_t begin, std::size_t end, const WorkingRows& fresh) {
+        const RowTable& table = tables()[spec.tables[t].number];
+        const std::size_t weight_bytes = table.weight_bytes();
+        const std::size_t state_floats = table.spec.state_floats;
+        std::copy(ready[t].weights + begin * weight_bytes, ready[t].weights + end * weight_bytes, fresh.weights);
+        std::copy(ready[t].state + begin * state_floats, ready[t].state + end * state_floats, fresh.state);
+        return best_kernels().first_non_finite(table.spec, {fresh.weights, fresh.state}, 0, end - begin);
+      });
 }
 
 std::uint64_t LogBackend::materialize(const Plan&) {

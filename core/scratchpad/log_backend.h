@@ -82,9 +82,11 @@ class LogBackend final : public RowBackend {
   }
 
   void begin_update() override {}
-  void update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& spec) override;
-  void update(const SummedGradients& gradients, const UpdateSpec& spec) override;
-  void put(const std::shared_ptr<const Capture>& capture, const std::vector<ReadyRows>& ready) override;
+  std::optional<NamedRow> update(const std::shared_ptr<const Capture>& capture, const float* grad,
+                                 const UpdateSpec& spec) override;
+  std::optional<NamedRow> update(const SummedGradients& gradients, const UpdateSpec& spec) override;
+  std::optional<NamedRow> put(const std::shared_ptr<const Capture>& capture,
+                              const std::vector<ReadyRows>& ready) override;
   void finish_update(std::size_t) override {}
 
   std::uint64_t materialize(const Plan&) override;
@@ -132,9 +134,12 @@ class LogBackend final : public RowBackend {
     const std::uint32_t* slots;
   };
   // Computes the new values of rows [begin, end) of table t into `fresh`, which is these rows alone; on all threads.
-  using NewRows = std::function<void(std::size_t t, std::size_t begin, std::size_t end, const WorkingRows& fresh)>;
-  // Overwrites rows of every table of `spec`, and adds them to the step's record.
-  void overwrite(const CollectionSpec& spec, const std::vector<Overwritten>& tables, const NewRows& new_rows);
+  // Returns which of these is the first that is not finite, or how many they are.
+  using NewRows =
+      std::function<std::size_t(std::size_t t, std::size_t begin, std::size_t end, const WorkingRows& fresh)>;
+  // Overwrites rows of every table of `spec`, and adds them to the step's record. Returns the first that is not finite.
+  std::optional<NamedRow> overwrite(const CollectionSpec& spec, const std::vector<Overwritten>& tables,
+                                    const NewRows& new_rows);
   std::vector<Overwritten> overwritten_by(const HeldCapture& capture) const;
   void check_fits_log(std::uint64_t record_bytes, const char* whose) const;
   void append(const PackedRecord& record);

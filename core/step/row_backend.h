@@ -4,7 +4,7 @@
 // What the pool relies on
 // - capture gives the rows' values at the end of the newest committed step. They stay as they are in the capture.
 // - begin_update returns when the rows of the step may be overwritten; the updates and puts of a step come between it
-//   and finish_update, each table once.
+//   and finish_update, each table once. They return the first row, if any, that they wrote and that is not finite.
 // - end_step is called once per step, in order. What it returns runs on the background thread, in order: when it is
 //   done, the rows of the step are durable at the pool's level.
 // - Whatever comes between capture and end_step leaves the rows of the newest committed step recoverable.
@@ -24,6 +24,7 @@
 
 #include "base/step_mark.h"
 #include "media/dial.h"
+#include "rows/finite_rows.h"
 #include "rows/row_table.h"
 #include "rows/row_values.h"
 #include "step/capture.h"
@@ -120,10 +121,12 @@ class RowBackend {
   virtual void read_state(std::uint32_t table, const WorkingRows& rows, std::size_t count) = 0;
 
   virtual void begin_update() = 0;
-  virtual void update(const std::shared_ptr<const Capture>& capture, const float* grad, const UpdateSpec& spec) = 0;
-  virtual void update(const SummedGradients& gradients, const UpdateSpec& spec) = 0;
+  virtual std::optional<NamedRow> update(const std::shared_ptr<const Capture>& capture, const float* grad,
+                                         const UpdateSpec& spec) = 0;
+  virtual std::optional<NamedRow> update(const SummedGradients& gradients, const UpdateSpec& spec) = 0;
   // The capture's rows become those of `ready`, one for each of its plan's tables.
-  virtual void put(const std::shared_ptr<const Capture>& capture, const std::vector<ReadyRows>& ready) = 0;
+  virtual std::optional<NamedRow> put(const std::shared_ptr<const Capture>& capture,
+                                      const std::vector<ReadyRows>& ready) = 0;
   virtual void finish_update(std::size_t num_captures) = 0;
 
   // Whoever reads rows where they are finds their values there: of the plan's rows, those that are untouched get theirs.

@@ -22,7 +22,7 @@ class IdError(DataError, ValueError):
 
 
 class NonFiniteLoss(HoldfastError):
-    """The loss, the gradient of the rows or a parameter is NaN or infinite; the pool stays at the last good step."""
+    """The loss, a row, its gradient or a parameter is NaN or infinite; the pool stays at the last good step."""
 
     @classmethod
     def check(cls, loss: float, step: int) -> None:

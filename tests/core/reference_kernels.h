@@ -293,9 +293,29 @@ inline void update_row(const RowSpec& spec, const UpdateSpec& update, std::vecto
   }
 }
 
-inline void update_from_sums(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home,
-                             const WorkingRows& working, const float* sums, const std::uint32_t* forward,
-                             const WorkingRows* next, std::size_t begin, std::size_t end) {
+inline bool all_finite(const float* values, std::size_t count) {
+  return std::all_of(values, values + count, [](float value) { return std::isfinite(value); });
+}
+
+inline bool is_finite_row(const RowSpec& spec, const std::byte* weights, const float* state) {
+  for (std::uint32_t e = 0; e < spec.dim; ++e) {
+    if (!std::isfinite(get(weights, spec.dtype, e))) return false;
+  }
+  return all_finite(state, spec.state_floats - spec.key_floats);
+}
+
+inline std::size_t first_non_finite(const RowSpec& spec, const ReadyRows& rows, std::size_t begin, std::size_t end) {
+  while (begin < end &&
+         is_finite_row(spec, rows.weights + begin * weight_bytes(spec), rows.state + begin * spec.state_floats)) {
+    ++begin;
+  }
+  return begin;
+}
+
+inline std::size_t update_from_sums(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home,
+                                    const WorkingRows& working, const float* sums, const std::uint32_t* forward,
+                                    const WorkingRows* next, std::size_t begin, std::size_t end) {
+  std::size_t non_finite = end;
   for (std::size_t u = begin; u < end; ++u) {
     const std::uint64_t row = working.rows[u] & ~fresh_bit;
     std::byte* const home_weights = home.weights + row * weight_bytes(spec);
@@ -311,25 +331,29 @@ inline void update_from_sums(const RowSpec& spec, const UpdateSpec& update, cons
       }
       next->rows[forward[u]] = row;
     }
+    if (non_finite == end && !is_finite_row(spec, home_weights, home_state)) non_finite = u;
   }
+  return non_finite;
 }
 
-inline void update_compact_from_sums(const RowSpec& spec, const UpdateSpec& update, const WorkingRows& working,
-                                     const float* sums, const SlotRows& fresh, std::size_t begin, std::size_t end) {
+inline std::size_t update_compact_from_sums(const RowSpec& spec, const UpdateSpec& update, const WorkingRows& working,
+                                            const float* sums, const SlotRows& fresh, std::size_t begin,
+                                            std::size_t end) {
   for (std::size_t u = begin; u < end; ++u) {
     update_row(spec, update, std::vector<float>(sums + u * spec.dim, sums + (u + 1) * spec.dim),
                working.weights + u * weight_bytes(spec), working.state + u * spec.state_floats,
                working.rows[u] & ~fresh_bit, fresh.weights + u * weight_bytes(spec),
                fresh.state + u * spec.state_floats);
   }
+  return first_non_finite(spec, {fresh.weights, fresh.state}, begin, end);
 }
 
-inline void update_compact(const RowSpec& spec, const UpdateSpec& update, const WorkingRows& working,
-                           const Occurrences& occurrences, const float* grad, const SlotRows& fresh, std::size_t begin,
-                           std::size_t end) {
+inline std::size_t update_compact(const RowSpec& spec, const UpdateSpec& update, const WorkingRows& working,
+                                  const Occurrences& occurrences, const float* grad, const SlotRows& fresh,
+                                  std::size_t begin, std::size_t end) {
   std::vector<float> sums(end * spec.dim);
   sum_gradients(spec.dim, occurrences, grad, nullptr, false, sums.data(), begin, end);
-  update_compact_from_sums(spec, update, working, sums.data(), fresh, begin, end);
+  return update_compact_from_sums(spec, update, working, sums.data(), fresh, begin, end);
 }
 
 inline void gather(const RowSpec& spec, const SlotRows& from, const std::uint32_t* slots, const WorkingRows& working,
@@ -350,16 +374,12 @@ inline void scatter(const RowSpec& spec, const SlotRows& to, const std::uint32_t
   }
 }
 
-inline bool all_finite(const float* values, std::size_t count) {
-  return std::all_of(values, values + count, [](float value) { return std::isfinite(value); });
-}
-
-inline void update(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home, const WorkingRows& working,
-                   const Occurrences& occurrences, const float* grad, const std::uint32_t* forward,
-                   const WorkingRows* next, std::size_t begin, std::size_t end) {
+inline std::size_t update(const RowSpec& spec, const UpdateSpec& update, const HomeRows& home,
+                          const WorkingRows& working, const Occurrences& occurrences, const float* grad,
+                          const std::uint32_t* forward, const WorkingRows* next, std::size_t begin, std::size_t end) {
   std::vector<float> sums(end * spec.dim);
   sum_gradients(spec.dim, occurrences, grad, nullptr, false, sums.data(), begin, end);
-  update_from_sums(spec, update, home, working, sums.data(), forward, next, begin, end);
+  return update_from_sums(spec, update, home, working, sums.data(), forward, next, begin, end);
 }
 
 inline void scale_gradients(const PoolSpec& spec, const std::uint32_t* bag_of, const float* grad,
@@ -388,6 +408,7 @@ inline constexpr Kernels kernels{
     .sum_gradients = sum_gradients,
     .sum_of_squares = sum_of_squares,
     .all_finite = all_finite,
+    .first_non_finite = first_non_finite,
     .update = update,
     .update_from_sums = update_from_sums,
     .update_compact = update_compact,

@@ -260,8 +260,8 @@ def weighted(directory: Path, say: Callable[..., None], options: dict[str, Any])
     """Bags whose ids have weights, of no ids and of many. options: steps; learned: a dense parameter is in the weights;
     pairs: a split table's bags have several ids, too; ahead; not_finite_at: a step in which a weight of rank 1 is;
     capture_ahead; device; two_losses: a backward pass for each of two; no_gradient_at: a step in which rank 1's dense
-    gradient is not finite; resumes_before: a step before which it resumes once more; goes_on: uses the pool when it is
-    closed."""
+    gradient is not finite; overflows_at: a step in which rows do, of finite gradients; resumes_before: a step before
+    which it resumes once more; goes_on: uses the pool when it is closed."""
     with open_pool(directory, options) as pool:
         names = ["item", "words", *(["pairs"] if options.get("pairs") else [])]
         configs = [
@@ -307,6 +307,8 @@ def weighted(directory: Path, say: Callable[..., None], options: dict[str, Any])
                 coming = weighted_batch(step + 1, pool.part, names, None)
                 announced.setdefault(step + 1, (rows.plan(coming[0]), coming))
                 say(captured=rows.capture_ahead(announced[step + 1][0]))
+            if options.get("overflows_at") == step:
+                loss, rows.optimizer.param_groups[0]["lr"] = loss * 1e6, 1e38
             optimizer.zero_grad()
             if options.get("two_losses"):
                 pooled[:, ::2].square().sum(dim=1).mean().backward(retain_graph=True)

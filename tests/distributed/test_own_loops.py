@@ -338,6 +338,17 @@ def test_a_weight_that_is_no_number_ends_the_step_on_all_ranks(ranks: Ranks, poo
     assert rolled_back or "closed cleanly at step 3" in recovered, recovered
 
 
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("group", GROUPS)
+def test_rows_that_overflow_end_the_step_on_all_ranks(group: str, store: str, ranks: Ranks, pool_root: Path) -> None:
+    life = run(ranks, pool_root / "pool", {**STORES[store], "overflows_at": 4}, group, loop="weighted")
+    assert {rank.error for rank in life.ranks} <= {"NonFiniteLoss", "GroupError"}, life.errors()
+    assert "NonFiniteLoss" in {rank.error for rank in life.ranks}, life.errors()
+    again = run(ranks, pool_root / "pool", STORES[store], group, loop="weighted")
+    assert again.ended_well, again.errors()
+    assert again.opened == 3
+
+
 def test_whoever_uses_a_closed_pool_is_told_so(ranks: Ranks, pool_root: Path) -> None:
     life = run(ranks, pool_root / "pool", {"goes_on": True}, loop="weighted")
     assert life.ended_well, life.errors()
