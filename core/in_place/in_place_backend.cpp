@@ -546,7 +546,15 @@ std::function<void()> InPlaceBackend::end_step(const StepMark& mark) {
 // Less than two records like the largest so far.
 bool InPlaceBackend::log_is_low() const { return log_.free_bytes() < 2 * log_.largest_record_bytes(); }
 
+// A forward pass whose result was thrown away begins none.
+bool InPlaceBackend::step_has_begun() const {
+  return updated_ || std::ranges::any_of(parts_, [](const Part& part) { return !part.capture.expired(); });
+}
+
 void InPlaceBackend::import_rows(std::size_t table, const ImportedRows& imported) {
+  // What was captured would take rows back to what they were before.
+  drop_ahead();
+  drop_dead_captures();
   store_.import_rows(table, imported);
 }
 

@@ -74,7 +74,7 @@ class InPlaceBackend final : public RowBackend {
   void note_recoverable(std::uint64_t step) override { log_.release(step); }
   void empty_log() override {}  // rows are home, and the log's space is free once it is given up
   bool log_is_low() const override;
-  bool step_has_begun() const override { return !parts_.empty(); }
+  bool step_has_begun() const override;
 
   void import_rows(std::size_t table, const ImportedRows& imported) override;
   void close(bool updated) override;

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast import EmbeddingBagCollection, EmbeddingBagConfig, JaggedFeatures, Pool
+from holdfast import Checkpoint, EmbeddingBagCollection, EmbeddingBagConfig, JaggedFeatures, Pool
 from holdfast.errors import ConfigError, StepError
 
 Medium = Literal["memory", "block"]
+TABLE = EmbeddingBagConfig(num_embeddings=3000, embedding_dim=8, name="t", feature_names=["f"])
 RATES = {
     "learning_rate": 0.1,
     "epsilon": 0.0,
@@ -26,9 +29,7 @@ RATES = {
 
 def opened(directory: Path, medium: Medium, rows: int = 3000) -> tuple[Pool, EmbeddingBagCollection]:
     pool = Pool(directory, medium=medium, log_bytes=128 << 10, scratchpad_bytes=1 << 20)
-    return pool, EmbeddingBagCollection(
-        pool, [EmbeddingBagConfig(num_embeddings=rows, embedding_dim=8, name="t", feature_names=["f"])]
-    )
+    return pool, EmbeddingBagCollection(pool, [replace(TABLE, num_embeddings=rows)])
 
 
 def batch(ids: list[int]) -> JaggedFeatures:
@@ -101,6 +102,36 @@ def test_a_capture_of_a_forward_that_was_thrown_away_still_holds_its_rows(pool_r
     rows.capture(rows.plan(batch([9])))
     assert torch.equal(rows.lookup(first, rows.plan(batch(IDS))), wanted)
     pool.close()
+
+
+def test_a_forward_that_was_thrown_away_begins_no_step(pool_root: Path, medium: Medium) -> None:
+    with Pool(pool_root / "pool", medium=medium, log_bytes=128 << 10, dense_interval=4) as pool:
+        rows = EmbeddingBagCollection(pool, [TABLE])
+        checkpoint = Checkpoint(pool, model=torch.nn.Identity(), optimizer=[])
+        checkpoint.resume()
+        rows(batch(IDS)).values().sum().backward()
+        rows.optimizer.step()
+        checkpoint.commit()
+        rows(batch([7, 8]))  # nobody keeps it
+        assert (checkpoint.flush(), pool.durable_step) == (1, 1)
+        kept = rows(batch([7, 8])).values()
+        rows(batch([9])).values().sum().backward()
+        rows.optimizer.step()
+        assert kept.requires_grad and checkpoint.commit() == 2
+
+
+def test_rows_that_are_imported_after_a_forward_that_was_thrown_away_stay(pool_root: Path, medium: Medium) -> None:
+    """What that captured would have taken them back, had the process died then."""
+    pool, rows = opened(pool_root / "pool", medium)
+    rows(batch(IDS))
+    given = torch.arange(10 * 8.0).reshape(10, 8)
+    pool.core.import_rows(0, 0, given.numpy().view(np.uint8).reshape(-1), np.zeros(10, np.float32))
+    shutil.copytree(pool_root / "pool", pool_root / "killed")
+    pool.close()
+    for name in ("pool", "killed") if medium == "memory" else ("pool",):  # a row log has them when it is closed
+        again, of_again = opened(pool_root / name, medium)
+        assert torch.equal(of_again.read(0, torch.arange(10)), given)
+        again.close()
 
 
 def test_a_batch_that_was_captured_ahead_of_a_step_without_it_is_captured_in_its_own(
