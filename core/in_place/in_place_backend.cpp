@@ -70,7 +70,6 @@ void InPlaceBackend::create(Medium& medium, const std::vector<RowTable>& tables,
     InPlaceStore::create(medium, tables, row_checksums);
   }
   const auto log = create_labelled(medium, log_name, log_bytes, Access::sequential, identity, {format::FileKind::log});
-  log->allocate(0, log_bytes);
   log->sync();  // its size, before the superblock
 }
 

@@ -96,11 +96,11 @@ std::size_t labelled_bytes(std::size_t bytes, const Identity& identity) {
 std::unique_ptr<File> create_labelled(Medium& medium, const std::string& name, std::size_t bytes, Access access,
                                       const Identity& identity, const FileRole& role) {
   auto whole = medium.create(name, labelled_bytes(bytes, identity), access);
+  // What is written from end to end has all of its blocks before anything is stored. Where it lies in huge pages, a store
+  // to any byte may want room for 2 MiB (ext4 since Linux 6.16): SIGBUS, if there is none.
+  if (access == Access::sequential) whole->allocate(0, whole->size());
   if (!identity.uuid()) return whole;
   const std::size_t offset = label_offset(whole->size(), role);
-  // Where it lies in huge pages, a store to any byte may want room for 2 MiB (ext4 since Linux 6.16): SIGBUS, if there
-  // is none.
-  if (access == Access::sequential) whole->allocate(0, whole->size());
   whole->allocate(offset, label_bytes);
   const FileLabel label = label_of(identity, role);
   std::memcpy(whole->data() + offset, &label, sizeof(label));
