@@ -134,9 +134,10 @@ void Pool::write_dense(const Dense& dense) {
 
 void Pool::import_rows(std::size_t table, std::uint64_t first, std::span<const std::byte> weights,
                        std::span<const float> state) {
-  std::vector<std::uint64_t> rows(weights.size() / checked_table(table).weight_bytes());
+  const RowTable& what = checked_table(table);
+  std::vector<std::uint64_t> rows(weights.size() / what.weight_bytes());
   std::iota(rows.begin(), rows.end(), first);
-  import_rows(table, rows, weights, state);
+  import_into_backend(table, ImportedRows::apart(what, rows, weights, state));
 }
 
 void Pool::import_rows(std::size_t table, std::span<const std::uint64_t> rows, std::span<const std::byte> weights,
