@@ -86,6 +86,7 @@ void bind_reader(nb::module_& m) {
       .def(
           "touched_rows",
           [](const Reader& reader, std::size_t table, std::uint64_t first, std::size_t count) {
+            static_cast<void>(reader.tables().at(table));
             return reader.touched_rows(table, first, count);
           },
           "table"_a, "first"_a, "count"_a, Unlocked())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,18 @@ def test_the_core_takes_nothing_from_beyond_an_array(order: list[int], out: tupl
     values: NDArray[Any] = np.zeros((3, 5), np.uint8)
     with pytest.raises((ValueError, IndexError)):
         _core.take_values(values, np.array(order, np.int64), np.zeros(out, np.uint8))
+
+
+def test_the_core_takes_no_number_of_a_table_that_is_not_there(tmp_path: Path) -> None:
+    fields = {"num_embeddings": 10, "embedding_dim": 4, "dtype": 0, "optimizer": 0, "pooling": 0}
+    table = _core.TableSpec(name="t", init_low=0.0, init_high=1.0, **fields)
+    for name, log_store in (("in place", False), ("log", True)):
+        (tmp_path / name).mkdir()
+        _core.Pool.create(str(tmp_path / name), 1, 1 << 16, [table], log_store)
+        reader = _core.Reader(str(tmp_path / name))
+        assert list(reader.touched_rows(0, 0, 5)) == []
+        with pytest.raises(IndexError):
+            reader.touched_rows(1, 0, 5)
 
 
 def test_an_order_needs_as_much_room_as_there_are_rows() -> None:
