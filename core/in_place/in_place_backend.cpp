@@ -466,10 +466,10 @@ std::optional<NamedRow> InPlaceBackend::update(const SummedGradients& gradients,
   for_rows(*gradients.spec, num_rows, [&](std::size_t t, std::size_t begin, std::size_t end) {
     const std::uint32_t number = gradients.spec->tables[t].number;
     const std::size_t found =
-        store_.update_from_sums(number, spec, gradients.rows[t], gradients.sums[t].data(),
+        store_.update_from_sums(number, spec, gradients.rows()[t], gradients.sums[t].data(),
                                 ahead != nullptr ? ahead->forward[t].data() : nullptr,
                                 ahead != nullptr ? &ahead->capture->tables[t] : nullptr, begin, end);
-    non_finite.note(tables()[number], gradients.rows[t], found, end);
+    non_finite.note(tables()[number], gradients.rows()[t], found, end);
   });
   service.finish();
   return non_finite.first();

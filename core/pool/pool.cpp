@@ -402,7 +402,7 @@ void Pool::update(const SummedGradients& gradients, const UpdateSpec& spec) {
     begin_update({gradients.spec.get()});
     note_written(backend_->update(gradients, of_this_step(spec)));
     backend_->finish_update(gradients.captures.size());
-    count_keys(*gradients.spec, gradients.rows, gradients.num_rows);
+    count_keys(*gradients.spec, gradients.rows(), gradients.num_rows);
   });
   updated_ = true;
 }

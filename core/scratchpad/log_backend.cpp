@@ -295,13 +295,13 @@ std::optional<NamedRow> LogBackend::update(const SummedGradients& gradients, con
     slots[t].resize(gradients.num_rows[t]);
     for (const auto& capture : gradients.captures) {
       const std::uint32_t* slots_of_capture = static_cast<const HeldCapture&>(*capture).hold->slots(t);
-      const auto positions = positions_among(gradients.rows[t].rows, capture->plan->tables[t].rows);
+      const auto positions = positions_among(gradients.rows()[t].rows, capture->plan->tables[t].rows);
       for (std::size_t u = 0; u < positions.size(); ++u) slots[t][positions[u]] = slots_of_capture[u];
     }
   });
   std::vector<Overwritten> overwritten;
   for (std::size_t t = 0; t < slots.size(); ++t) {
-    overwritten.push_back({gradients.num_rows[t], gradients.rows[t], slots[t].data()});
+    overwritten.push_back({gradients.num_rows[t], gradients.rows()[t], slots[t].data()});
   }
   for (const auto& capture : gradients.captures) {
     updated_holds_.push_back(static_cast<const HeldCapture&>(*capture).hold);
@@ -309,9 +309,9 @@ std::optional<NamedRow> LogBackend::update(const SummedGradients& gradients, con
   return overwrite(spec, overwritten, [&](std::size_t t, std::size_t begin, std::size_t end, const WorkingRows& fresh) {
     const RowTable& table = tables()[spec.tables[t].number];
     const std::size_t non_finite = best_kernels().update_compact_from_sums(
-        table.spec, update, rows_from(begin, gradients.rows[t], table),
+        table.spec, update, rows_from(begin, gradients.rows()[t], table),
         gradients.sums[t].data() + begin * table.spec.dim, {fresh.weights, fresh.state}, 0, end - begin);
-    hold_back(table, gradients.rows[t], fresh, begin, end);
+    hold_back(table, gradients.rows()[t], fresh, begin, end);
     return non_finite;
   });
 }

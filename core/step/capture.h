@@ -32,12 +32,15 @@ struct RowGradients {
 struct SummedGradients {
   std::shared_ptr<const CollectionSpec> spec;
   std::vector<std::uint64_t> num_rows;  // per table
-  std::vector<WorkingRows> rows;        // per table, the rows before the step
   std::vector<std::vector<float>> sums; // per table [num_rows, dim]
-  std::vector<std::vector<std::byte>> storage;  // of `rows` where several captures were merged
+  std::vector<WorkingRows> merged;      // per table, of several captures
+  std::vector<std::vector<std::byte>> storage;  // of `merged`
   std::vector<std::vector<std::uint64_t>> keys;  // likewise, of tables with keys
   std::vector<std::shared_ptr<const Capture>> captures;
   double sum_of_squares;  // over all elements, before any scaling
+
+  // Per table, the rows before the step. Those of one capture lie where it has them now: its record may have moved.
+  const std::vector<WorkingRows>& rows() const { return captures.size() == 1 ? captures.front()->tables : merged; }
 };
 
 }  // namespace holdfast

@@ -73,7 +73,7 @@ std::unique_ptr<SummedGradients> sum_gradients(const std::vector<RowTable>& tabl
   summed->spec = spec_pointer;
   const std::size_t num_tables = spec.tables.size();
   summed->num_rows.resize(num_tables);
-  summed->rows.resize(num_tables);
+  summed->merged.resize(num_tables);
   summed->sums.resize(num_tables);
   summed->storage.resize(num_tables);
   summed->keys.resize(num_tables);
@@ -90,7 +90,6 @@ std::unique_ptr<SummedGradients> sum_gradients(const std::vector<RowTable>& tabl
       const Capture& capture = *gradients.front().capture;
       const TablePlan& plan = capture.plan->tables[t];
       summed->num_rows[t] = plan.num_unique();
-      summed->rows[t] = capture.tables[t];
       summed->sums[t].resize(plan.num_unique() * dim);
       kernels.sum_gradients(dim, occurrences_of(plan), gradients.front().grad, nullptr, false, summed->sums[t].data(),
                             0, plan.num_unique());
@@ -100,17 +99,17 @@ std::unique_ptr<SummedGradients> sum_gradients(const std::vector<RowTable>& tabl
       std::size_t bytes = 0;
       const format::RecordSection section = place_section(table, spec.tables[t].number, merged.rows.size(), bytes);
       summed->storage[t].resize(bytes + format::line_bytes);
-      summed->rows[t] = rows_of(section, line_aligned(summed->storage[t]));
+      summed->merged[t] = rows_of(section, line_aligned(summed->storage[t]));
       if (table.has_keys()) {
         summed->keys[t].resize(merged.rows.size());
-        summed->rows[t].keys = summed->keys[t].data();
+        summed->merged[t].keys = summed->keys[t].data();
       }
       summed->num_rows[t] = merged.rows.size();
       summed->sums[t].assign(merged.rows.size() * dim, 0.0f);
       for (std::size_t i = 0; i < gradients.size(); ++i) {
         const Capture& capture = *gradients[i].capture;
         const TablePlan& plan = capture.plan->tables[t];
-        copy_rows(table, capture.tables[t], merged.position[i], summed->rows[t]);
+        copy_rows(table, capture.tables[t], merged.position[i], summed->merged[t]);
         for (std::size_t u = 0; u < plan.keys.size(); ++u) summed->keys[t][merged.position[i][u]] = plan.keys[u];
         kernels.sum_gradients(dim, occurrences_of(plan), gradients[i].grad, merged.position[i].data(), true,
                               summed->sums[t].data(), 0, plan.num_unique());

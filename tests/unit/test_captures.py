@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast import Checkpoint, EmbeddingBagCollection, EmbeddingBagConfig, JaggedFeatures, Pool
+from holdfast import Checkpoint, EmbeddingBagCollection, EmbeddingBagConfig, JaggedFeatures, Pool, clip_grad_norm_
 from holdfast.errors import ConfigError, StepError
 
 Medium = Literal["memory", "block"]
@@ -118,6 +118,32 @@ def test_a_forward_that_was_thrown_away_begins_no_step(pool_root: Path, medium: 
         rows(batch([9])).values().sum().backward()
         rows.optimizer.step()
         assert kept.requires_grad and checkpoint.commit() == 2
+
+
+def test_a_capture_that_moves_after_its_gradients_were_summed_is_updated_where_it_is(
+    pool_root: Path, medium: Medium
+) -> None:
+    """The process died of SIGSEGV: what was thrown away before it is taken back by the next capture."""
+
+    def train(name: str, *, twice: bool) -> list[torch.Tensor]:
+        with Pool(pool_root / name, medium=medium, seed=1) as pool:
+            rows = EmbeddingBagCollection(pool, [TABLE])
+            others = EmbeddingBagCollection(pool, [replace(TABLE, name="u", feature_names=["g"])])
+            for step in range(3):
+                if twice:
+                    vectors = rows(batch(list(range(500, 600)))).values()
+                vectors = rows(batch(list(range(10 * step, 10 * step + 90)))).values()
+                vectors.square().sum().backward()
+                clip_grad_norm_([], rows, 0.5)
+                others({"g": torch.arange(50)}).values().square().sum().backward()
+                rows.optimizer.step()
+                others.optimizer.step()
+                del vectors
+                pool.commit(step)
+            return [of.read(0, torch.arange(3000)) for of in (rows, others)]
+
+    once, twice = train("once", twice=False), train("twice", twice=True)
+    assert all(torch.equal(of_once, of_twice) for of_once, of_twice in zip(once, twice, strict=True))
 
 
 def test_rows_that_are_imported_after_a_forward_that_was_thrown_away_stay(pool_root: Path, medium: Medium) -> None:
