@@ -234,11 +234,15 @@ class Ring {
   io_uring_cqe* completions_ = nullptr;
 };
 
-// Thread ids of the system are used again; these are not.
-std::uint64_t this_thread_number() {
+// There until its thread ends.
+struct ThreadLife {
+  std::uint64_t number;  // thread ids of the system are used again; these are not
+};
+
+const std::shared_ptr<const ThreadLife>& this_thread() {
   static std::atomic<std::uint64_t> last{0};
-  thread_local const std::uint64_t number = ++last;
-  return number;
+  thread_local const auto life = std::make_shared<const ThreadLife>(++last);
+  return life;
 }
 
 }  // namespace
@@ -353,7 +357,7 @@ class BlockQueue::RingEngine final : public Engine {
     auto ring = Ring::make();
     if (!ring) return nullptr;
     auto engine = std::make_unique<RingEngine>();
-    engine->rings_.emplace(this_thread_number(), std::move(ring));
+    engine->rings_.emplace(this_thread()->number, ThreadRing{this_thread(), std::move(ring)});
     return engine;
   }
   Way way() const override { return Way::io_uring; }
@@ -366,17 +370,27 @@ class BlockQueue::RingEngine final : public Engine {
   }
 
  private:
-  // Null where the kernel has refused this thread one; it is not asked again.
+  struct ThreadRing {
+    std::weak_ptr<const ThreadLife> thread;
+    std::unique_ptr<Ring> ring;
+  };
+
+  // Null where the kernel has refused this thread one; it is not asked again. Each has a descriptor: those of threads
+  // that have ended are given back before there is another.
   Ring* ring_of_this_thread() {
+    const std::shared_ptr<const ThreadLife>& thread = this_thread();
     const std::lock_guard lock(mutex_);
-    const auto [ring, is_new] = rings_.try_emplace(this_thread_number());
-    if (is_new) ring->second = Ring::make();
-    return ring->second.get();
+    auto found = rings_.find(thread->number);
+    if (found == rings_.end()) {
+      std::erase_if(rings_, [](const auto& of_thread) { return of_thread.second.thread.expired(); });
+      found = rings_.emplace(thread->number, ThreadRing{thread, Ring::make()}).first;
+    }
+    return found->second.ring.get();
   }
 
   ThreadEngine without_ring_;
   std::mutex mutex_;
-  std::map<std::uint64_t, std::unique_ptr<Ring>> rings_;
+  std::map<std::uint64_t, ThreadRing> rings_;
 };
 
 BlockQueue::BlockQueue(Way wanted) {

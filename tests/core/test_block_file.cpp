@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <span>
@@ -241,6 +242,36 @@ void a_file_of_blocks_takes_whole_blocks(const std::string& directory) {
   file.write(format::block_bytes, format::block_bytes, buffer.data());
 }
 
+void threads_that_ended_keep_no_descriptor(const std::string& directory) {
+  const std::string path = directory + "/read by many";
+  BlockFile::create(path, format::block_bytes);
+  const BlockFile file(path, Caching::buffered);
+  BlockQueue queue(BlockQueue::Way::io_uring);
+  const auto descriptors = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+  };
+  const auto read = [&] {
+    const SectorBuffer buffer(format::block_bytes);
+    queue.read_range(file, 0, buffer.size(), buffer.data());
+  };
+  std::thread(read).join();
+  const auto had = descriptors();
+  for (int i = 0; i < 20; ++i) std::thread(read).join();
+  CHECK(descriptors() <= had);
+  std::atomic<int> waiting = 0;
+  std::vector<std::thread> together;
+  for (int i = 0; i < 3; ++i) {
+    together.emplace_back([&] {
+      read();
+      for (++waiting; waiting < 3;) std::this_thread::yield();
+      read();  // each with its own still
+    });
+  }
+  for (std::thread& thread : together) thread.join();
+  std::thread(read).join();
+  CHECK(descriptors() <= had);
+}
+
 }  // namespace
 }  // namespace holdfast
 
@@ -262,5 +293,6 @@ int main(int argc, char** argv) {
   files_open_and_fail_as_they_should(memory.path());
   a_file_of_blocks_takes_whole_blocks(memory.path());
   after_a_failed_sync_everything_is_refused(memory.path());
+  threads_that_ended_keep_no_descriptor(memory.path());
   return check::passed();
 }
