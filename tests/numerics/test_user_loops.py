@@ -283,12 +283,19 @@ def looks_up_first(rows: EmbeddingBagCollection) -> Parts:
 
 
 def test_a_lookup_before_a_new_pool_is_resumed_is_named(pool_root: Path) -> None:
+    kept = []
+
+    def keeps_what_it_looks_up(rows: EmbeddingBagCollection) -> Parts:
+        kept.append(rows(jagged(random_bags(["f"], 20, SAMPLES, seed=77))).values())
+        return small_training(rows)
+
     with pytest.raises(StepError, match=r"with a lookup.*a new pool is resumed \(checkpoint.resume\(\)\) before"):
-        Life(pool_root / "pool", looks_up_first, life=1)
+        Life(pool_root / "pool", keeps_what_it_looks_up, life=1)
 
 
-def test_a_lookup_before_a_later_resume_changes_no_bit(pool_root: Path) -> None:
-    life = Life(pool_root / "pool", small_training, life=100)
+@pytest.mark.parametrize("first", [small_training, looks_up_first])
+def test_a_lookup_before_a_resume_whose_result_is_thrown_away_changes_no_bit(first: Any, pool_root: Path) -> None:
+    life = Life(pool_root / "pool", first, life=100)
     life.train(3)
     life.pool.close()
     life = Life(pool_root / "pool", looks_up_first, life=2)
