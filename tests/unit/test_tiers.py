@@ -52,6 +52,11 @@ def test_what_is_written_is_read_back(tmp_path: Path):
         ("capacity_bytes = 1000000000000", "capacity_bytes = 0", r"tiers\[0\]: capacity_bytes = 0; .* more than 0"),
         ("read_latency_ns = 80000.0", "read_latency_ns = -1", r"tiers\[0\]: read_latency_ns = -1"),
         ("read_latency_ns = 80000.0", "read_latency_ns = nan", r"tiers\[0\]: read_latency_ns = nan"),
+        (
+            "read_latency_ns = 80000.0",
+            "read_latency_ns = 1e308",
+            r"read_latency_ns = 1e\+308; .* 0 or more, from 1e-06 to 1e\+24",
+        ),
         ("read_latency_ns", "read_latency", r"tiers\[0\].read_latency: unknown key; did you mean read_latency_ns\?"),
         ('kind = "block"', 'kind = "disk"', r"tiers\[0\].kind: found \"disk\""),
         ('kind = "block"', 'kind = "byte"', r"tiers\[0\]: endurance_years belongs to block tiers"),

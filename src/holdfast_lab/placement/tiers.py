@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,6 +16,7 @@ from holdfast_lab.placement.row_costs import RowCosts
 TierKind = Literal["hbm", "dram", "byte", "block"]
 
 DAYS_PER_YEAR = 365
+_LEAST, _MOST = 1e-6, 1e24  # of any figure: what is computed of them stays finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +57,9 @@ class Tier:
             value = getattr(self, field.name)
             if value is None or isinstance(value, str | Path):
                 continue
-            if not (math.isfinite(value) and (value > 0 or (value == 0 and field.name in may_be_zero))):
+            if not (_LEAST <= value <= _MOST or (value == 0 and field.name in may_be_zero)):
                 wanted = "0 or more" if field.name in may_be_zero else "more than 0"
-                raise ValueError(f"{field.name} = {value}; it must be {wanted}, and finite")
+                raise ValueError(f"{field.name} = {value}; it must be {wanted}, from {_LEAST:g} to {_MOST:g}")
         if self.kind == "block" and self.random_reads_per_s is None:
             raise ValueError("random_reads_per_s is missing; a block tier needs it")
         if (self.endurance_drive_writes_per_day is None) != (self.endurance_years is None):
