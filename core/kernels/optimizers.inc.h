@@ -45,6 +45,7 @@ struct StepConstants {
 };
 
 // Whether all of what was written is finite, without a branch: x - x is 0 of a finite number, and NaN of any other.
+// Where a row's blocks are a call, which sees its address, it lies in memory and not in registers: so they are inlined.
 class Finiteness {
  public:
   template <class Extent>
@@ -119,7 +120,7 @@ struct Sgd {
   template <class Format, std::uint32_t Dim>
   static HOLDFAST_INLINE void apply(Shape<Dim> shape, const StepConstants& step, const Lanes* g,
                                     const RowUpdate<Format>& row) {
-    for_each_block(shape, [&](std::uint32_t b, auto extent) {
+    for_each_block(shape, [&](std::uint32_t b, auto extent) __attribute__((always_inline)) {
       row.put_weights(b, row.weights(b, extent) - step.learning_rate * g[b], extent);
     });
   }
@@ -137,7 +138,7 @@ struct RowwiseAdagrad {
     const float m = row.old_state[0] + mean_square(shape, g);
     const float multiplier = step.learning_rate / (sqrt(m) + step.epsilon);
     row.put_state(0, m);
-    for_each_block(shape, [&](std::uint32_t b, auto extent) {
+    for_each_block(shape, [&](std::uint32_t b, auto extent) __attribute__((always_inline)) {
       row.put_weights(b, row.weights(b, extent) - multiplier * g[b], extent);
     });
   }
@@ -151,7 +152,7 @@ struct Adagrad {
   template <class Format, std::uint32_t Dim>
   static HOLDFAST_INLINE void apply(Shape<Dim> shape, const StepConstants& step, const Lanes* g,
                                     const RowUpdate<Format>& row) {
-    for_each_block(shape, [&](std::uint32_t b, auto extent) {
+    for_each_block(shape, [&](std::uint32_t b, auto extent) __attribute__((always_inline)) {
       const std::uint32_t e = b * num_lanes;
       const Lanes m = load(row.old_state + e, extent) + g[b] * g[b];
       row.put_state(e, m, extent);
@@ -182,7 +183,7 @@ struct Adam {
   template <class Format, std::uint32_t Dim>
   static HOLDFAST_INLINE void apply(Shape<Dim> shape, const StepConstants& step, const Lanes* g,
                                     const RowUpdate<Format>& row) {
-    for_each_block(shape, [&](std::uint32_t b, auto extent) {
+    for_each_block(shape, [&](std::uint32_t b, auto extent) __attribute__((always_inline)) {
       const std::size_t e_m = b * num_lanes;
       const std::size_t e_v = shape.dim() + e_m;
       const Lanes m = step.beta1 * load(row.old_state + e_m, extent) + step.rest1 * g[b];
@@ -206,7 +207,7 @@ struct RowwiseAdam {
     const float v = step.beta2 * row.old_state[shape.dim()] + step.rest2 * mean_square(shape, g);
     row.put_state(shape.dim(), v);
     const Lanes root = broadcast(sqrt(v / step.correction2));
-    for_each_block(shape, [&](std::uint32_t b, auto extent) {
+    for_each_block(shape, [&](std::uint32_t b, auto extent) __attribute__((always_inline)) {
       const std::uint32_t e = b * num_lanes;
       const Lanes m = step.beta1 * load(row.old_state + e, extent) + step.rest1 * g[b];
       row.put_state(e, m, extent);
