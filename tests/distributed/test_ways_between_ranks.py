@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from group_runs import GROUPS, Act, Ranks, digest, run, whole
+from group_runs import GROUPS, Act, Ranks, digest, run, small, whole
 
 pytestmark = pytest.mark.dear
 
@@ -26,6 +26,15 @@ def test_a_run_changes_its_way_after_a_kill_and_no_bit(group: str, ranks: Ranks,
     killed = pool_root / "killed"
     run(ranks, killed, {**options, **WAYS["through memory"]}, group, acts={1: Act(at="collective", nth=60)}, grace=0.2)
     assert whole(ranks, killed, {**options, **WAYS["over gloo"]}, group) == digest(pool_root / "over gloo")
+
+
+def test_a_configured_run_changes_its_way_and_no_bit(ranks: Ranks, pool_root: Path) -> None:
+    """So that it goes on where there is no room in shared memory any more."""
+    changed, plain = pool_root / "changed", pool_root / "plain"
+    for pool, steps, way in ((changed, 5, "through memory"), (changed, 12, "over gloo"), (plain, 12, "through memory")):
+        life = ranks.run(pool, small(train={"steps": steps}, group=WAYS[way]), 2)
+        assert life.ended_well, life.errors()
+    assert digest(changed) == digest(plain)
 
 
 @pytest.mark.parametrize("way", WAYS)

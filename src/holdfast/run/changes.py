@@ -53,6 +53,7 @@ CHANGEABLE = (
     "pool.victims",
     "group.shards",  # of a pool of one process; a group's compares it with its own
     "group.timeout",
+    "group.shared_memory",
     "device",  # the pool does not care; the bits of the steps to come do
     _DEVICE_SETTINGS,
     "train.batch_size",  # positions in the data count samples
