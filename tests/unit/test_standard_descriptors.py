@@ -1,7 +1,9 @@
-"""A process that was started without its standard streams keeps them out of a pool's files."""
+"""A process that was started without its standard streams keeps them out of a pool's files, and one whose output is
+refused says so."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -62,3 +64,37 @@ def test_holdfast_train_runs_without_any_stream(pool_root: Path, tmp_path: Path)
     run_without_streams(command)
     with at_rest(pool_root / "pool") as (reader, _):
         assert digest_pool(reader).step == 3
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_a_full_disk_refuses_is_an_error_that_names_it(unbuffered: str) -> None:
+    """It was exit status 120, or a disk that nothing named."""
+    with Path("/dev/full").open("w") as full:
+        ended = holdfast_version(full.fileno(), unbuffered)
+    assert (ended.returncode, ended.stderr.partition(";")[0]) == (
+        1,
+        "holdfast: standard output: No space left on device",
+    )
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_nobody_reads_any_more_ends_a_command_without_a_word(unbuffered: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = holdfast_version(writing, unbuffered)
+    finally:
+        os.close(writing)
+    assert (ended.returncode, ended.stderr) == (1, "")
+
+
+def holdfast_version(output: int, unbuffered: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "holdfast", "--version"],
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        stdout=output,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )

@@ -15,7 +15,7 @@ import os
 import sys
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -92,13 +92,37 @@ def main() -> None:
     except KeyboardInterrupt:
         print("holdfast: interrupted", file=sys.stderr)  # noqa: T201
         sys.exit(130)
+    except SystemExit as leaving:
+        refused = _refused_output()
+        if refused is None or leaving.code:
+            raise
+        _end(refused)
     except Exception as error:
         if is_debug or not _is_foreseen(error):
             raise
-        if isinstance(error, BrokenPipeError):
-            sys.exit(1)
+        is_named = isinstance(error, HoldfastError) or not isinstance(error, OSError) or error.filename
+        _end(error if is_named else _refused_output(tries=True) or error)
+
+
+def _end(error: Exception) -> NoReturn:
+    if not isinstance(error, BrokenPipeError):
         print(f"holdfast: {_words(error)}", file=sys.stderr)  # noqa: T201
-        sys.exit(1)
+    sys.exit(1)
+
+
+def _refused_output(*, tries: bool = False) -> OSError | None:
+    """Writes what was said and waits; the error that names standard output where that takes no more, which the
+    interpreter would find as it ends, and end with 120.
+
+    tries: another line, without which nothing shows where nothing waits (PYTHONUNBUFFERED).
+    """
+    output = sys.stdout
+    try:
+        print(end="\n" if tries else "", flush=True)  # noqa: T201
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())  # what waits still goes there
+        return OSError(error.errno, error.strerror, "standard output")
+    return None
 
 
 def _check_working_directory() -> None:
