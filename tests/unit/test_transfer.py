@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -393,17 +394,26 @@ def test_a_snapshot_is_exported_and_has_the_digest_of_its_pool(holdfast: Command
     assert "is there already" in refused.err
 
 
-def test_an_export_that_fails_leaves_no_file(holdfast: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "No space left on device; free space there"),
+        (errno.EIO, "Input/output error. Nothing is left of"),
+    ],
+)
+def test_an_export_that_fails_names_its_file_and_leaves_none(
+    number: int, words: str, holdfast: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train(run_config(holdfast), holdfast.root / "pool")
     out = holdfast.root / "out.safetensors"
 
-    def no_space(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(tensor_files.os, "pwrite", no_space)
+    monkeypatch.setattr(tensor_files.os, "pwrite", refuse)
     result = holdfast("export", holdfast.root / "pool", out)
     assert result.code == 1
-    assert result.err.startswith(f"holdfast: {out}: No space left on device; free space there")
+    assert result.err.startswith(f"holdfast: {out}: {words}")
     assert {entry.name for entry in holdfast.root.iterdir()} == {"run.toml", "pool"}
 
 

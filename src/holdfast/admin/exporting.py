@@ -34,6 +34,7 @@ from holdfast.admin.tensor_files import (
 from holdfast.data.output import whole_file
 from holdfast.errors import ConfigError
 from holdfast.files.direct import DirectWriter, write_at
+from holdfast.files.names import named
 from holdfast.files.recycled import recycled
 from holdfast.pools.read_only import PoolReader, RowLayout, layout_of
 from holdfast.pools.tables import TORCH_DTYPES
@@ -71,16 +72,17 @@ def export_pool(
     }
     header, entries = safetensors_header(tensors, metadata)
     with whole_file(out_path, overwrite=overwrite) as partial, partial.open("wb") as out:
-        out.write(header)
-        out.truncate(len(header) + sum(entry.num_bytes for entry in entries.values()))
-        out.flush()
+        with named(partial):
+            out.write(header)
+            out.truncate(len(header) + sum(entry.num_bytes for entry in entries.values()))
+            out.flush()
         for name, tensor in model.items():
             data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-            write_at(out.fileno(), data, len(header) + entries[f"model.{name}"].begin)
+            write_at(out.fileno(), data, len(header) + entries[f"model.{name}"].begin, partial)
         for number, table in enumerate(reader.tables):
             if table.keys:
                 keys = np.ascontiguousarray(keyed[number].records["key"]).view(np.uint8)
-                write_at(out.fileno(), keys, len(header) + entries[_keys_name(table)].begin)
+                write_at(out.fileno(), keys, len(header) + entries[_keys_name(table)].begin, partial)
                 rows = _keyed_rows(reader, number, keyed[number])
                 _export_table(reader, number, rows, partial, len(header), entries, on_bytes)
                 continue

@@ -34,7 +34,7 @@ def whole_file(path: Path, *, overwrite: bool, inputs: Sequence[Path | str] = ()
 
     Raises ConfigError if ``path`` is there already and ``overwrite`` is not set, or is no file but a directory or a
     device, or one of ``inputs``, which are never overwritten, or its directory is not there, and OSError that names
-    ``path`` where there is no room for it.
+    ``path`` where it cannot be written.
     """
     check_output(path, overwrite=overwrite, inputs=inputs)
     path = _led_to(path)
@@ -45,7 +45,9 @@ def whole_file(path: Path, *, overwrite: bool, inputs: Sequence[Path | str] = ()
             partial.replace(path)
             sync_path(path.parent)
         except OSError as error:
-            if error.errno is None or not (advice := advice_on(error)) or error.filename not in (None, str(partial)):
+            advice = advice_on(error)
+            is_of_this = error.filename == str(partial) or (error.filename is None and advice)  # which no read has
+            if error.errno is None or not is_of_this:
                 raise
             refused = f"{os.strerror(error.errno)}{advice}"
             raise OSError(error.errno, f"{refused}. Nothing is left of what was being written", str(path)) from error

@@ -144,12 +144,11 @@ class DirectWriter:
             (self._cached_fd, whole_end, end),
         ):
             try:
-                with named(self._path):
-                    write_at(fd, buffer[begin:stop], offset + begin)
+                write_at(fd, buffer[begin:stop], offset + begin, self._path)
             except OSError as error:
                 if error.errno != errno.EINVAL or fd != self._fd or not self._is_direct:
                     raise
-                write_at(self._cached_fd, buffer[begin:stop], offset + begin)
+                write_at(self._cached_fd, buffer[begin:stop], offset + begin, self._path)
 
 
 def _in_blocks(num_bytes: int) -> int:
@@ -168,9 +167,10 @@ def _opened(path: Path, flags: int, *, direct: bool) -> tuple[int, bool]:
     return os.open(path, flags), False
 
 
-def write_at(fd: int, data: NDArray[np.uint8], offset: int) -> None:
-    """All of it, however little the system takes at once."""
+def write_at(fd: int, data: NDArray[np.uint8], offset: int, path: Path) -> None:
+    """All of it, however little the system takes at once. path: what an error names."""
     view = data.reshape(-1).data
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view, offset = view[written:], offset + written
+    with named(path):
+        while view:
+            written = os.pwrite(fd, view, offset)
+            view, offset = view[written:], offset + written
