@@ -10,10 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import holdfast
 from holdfast.admin.exporting import export_pool
-from holdfast.errors import ConfigError, PoolExists, PoolOfGroup
+from holdfast.errors import ConfigError, FormatMismatch, PoolExists, PoolOfGroup
 from holdfast.pools.read_only import at_rest
 
 ROWS, DIM = 40, 8
@@ -242,3 +244,21 @@ def test_rows_that_no_id_has_may_hold_anything(pool_root: Path) -> None:
     }
     torch.save(managed, pool_root / "managed.pt")
     assert holdfast.import_tables(pool_root / "pool", [TABLES[1]], pool_root / "managed.pt") is not None
+
+
+def test_what_is_cut_over_ranks_is_told_to_become_whole(pool_root: Path) -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        cut = distribute_tensor(torch.randn(ROWS, DIM), mesh, [Shard(0)])
+        with pytest.raises(ConfigError, match=r"a DTensor; give it as a plain tensor \(of a DTensor full_tensor\(\)\)"):
+            holdfast.import_tables(pool_root / "pool", TABLES[:1], {"shops": cut})
+        holdfast.import_tables(pool_root / "pool", TABLES[:1], {"shops": cut.full_tensor()})
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_folder_is_told_to_become_a_file(pool_root: Path) -> None:
+    (pool_root / "checkpoint").mkdir()
+    with pytest.raises(FormatMismatch, match=r"dcp_to_torch FOLDER OUT\.pt"):
+        holdfast.import_tables(pool_root / "pool", TABLES[:1], pool_root / "checkpoint")

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.admin.tensor_files import read_at
+from holdfast.admin.tensor_files import FROM_DISTRIBUTED, read_at
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch
 
 _KEYS_FILE = re.compile(r"(?P<table>.+)_emb_keys\.rank_(?P<rank>\d{1,9})\.world_size_(?P<ranks>\d{1,9})")
@@ -63,8 +63,7 @@ class DynamicembDump:
         places = _tables_in(folder)
         if not places and any(folder.glob("*.distcp")):
             raise FormatMismatch(
-                f"{folder} is a checkpoint of torch.distributed: make a file of it (python -m "
-                "torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER OUT.pt), and import that"
+                f"{folder} is a checkpoint of torch.distributed: make a file ({FROM_DISTRIBUTED}), and import that"
             )
         if not places:
             raise FormatMismatch(f"{folder} is no dump of dynamicemb: no file in it is named <table>_emb_keys.rank_...")

@@ -17,11 +17,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from holdfast.errors import ConfigError, Corrupted, FormatMismatch
 from holdfast.files.direct import DirectReader
 from holdfast.pools.read_only import RowLayout
 
+FROM_DISTRIBUTED = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER OUT.pt"
+"""Makes a file of torch.save of a folder of torch.distributed.checkpoint."""
 _CHUNK_BYTES = 8 << 20
 _MAX_HEADER_BYTES = 100 << 20
 DTYPES = {
@@ -129,7 +132,8 @@ class TorchFile:
             other = re.search(r"GLOBAL (\S+)", str(error))
             raise FormatMismatch(
                 f"{path} holds other things than tensors and plain containers, which are not unpickled"
-                f"{f' (the first is of {other[1]})' if other else ''}: save a state_dict() of plain tensors"
+                f"{f' (the first is of {other[1]})' if other else ''}: save a state_dict() of plain tensors, or "
+                f"a sharded one by torch.distributed.checkpoint, and make a file of that ({FROM_DISTRIBUTED})"
             ) from None
         except (RuntimeError, ValueError, EOFError, KeyError) as error:
             with path.open("rb") as file:
@@ -191,6 +195,10 @@ def check_plain(name: str, tensor: Tensor) -> Tensor:
         (tensor.is_meta, "on the meta device, which has no values"),
         (tensor.is_quantized, "quantized; give it as floats, dequantize()"),
         (tensor.layout is not torch.strided, f"{tensor.layout}; give it in full, to_dense()"),
+        (
+            is_traceable_wrapper_subclass(tensor),
+            f"a {type(tensor).__name__}; give it as a plain tensor (of a DTensor full_tensor())",
+        ),
     ):
         if is_so:
             raise ConfigError(f"import: {name} is {what}")
@@ -199,6 +207,11 @@ def check_plain(name: str, tensor: Tensor) -> Tensor:
 
 def open_tensors(path: Path) -> TensorFile:
     """A safetensors file, or one of torch.save, by its suffix (.safetensors, or .pt, .pth, .bin)."""
+    if path.is_dir():
+        raise FormatMismatch(
+            f"{path} is a folder: of one of torch.distributed.checkpoint make a file ({FROM_DISTRIBUTED}), and import "
+            "that; a dump of dynamicemb is what `holdfast import` takes"
+        )
     if path.suffix == ".safetensors":
         return SafetensorsFile(path)
     if path.suffix in (".pt", ".pth", ".bin"):
