@@ -63,6 +63,7 @@ def test_a_trainers_callback_commits_once_for_each_step_of_the_optimizer(pool_ro
             trainer = SimpleNamespace(
                 optimizers=[torch.optim.Adam(module.parameters())],
                 lr_scheduler_configs=[],
+                ckpt_path=None,
                 global_step=0,
                 should_stop=False,
             )
@@ -81,6 +82,8 @@ def test_a_trainers_callback_commits_once_for_each_step_of_the_optimizer(pool_ro
             return pool.step
 
     assert [fit(3), fit(5)] == [3, 5]
+    with pytest.raises(ValueError, match="leave ckpt_path = last out"):
+        page["Durable"](None, 5).on_fit_start(SimpleNamespace(ckpt_path="last"), None)
 
 
 def test_sequences_train(pool_root: Path) -> None:
