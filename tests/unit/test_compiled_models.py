@@ -91,7 +91,11 @@ def symbolic_trace(model: nn.Module, _: Any) -> Any:
     return torch.fx.symbolic_trace(model)
 
 
-@pytest.mark.parametrize("record", [torch.jit.trace, torch.export.export, symbolic_trace])
+def script(model: nn.Module, _: Any) -> Any:
+    return torch.jit.script(model)
+
+
+@pytest.mark.parametrize("record", [torch.jit.trace, torch.export.export, symbolic_trace, script])
 @pytest.mark.parametrize("trains", [True, False])
 def test_what_is_recorded_to_run_without_the_pool_is_refused(tmp_path: Path, record: Any, trains: bool) -> None:
     """A trace of TorchScript held whatever lay in the memory of the looked up vectors, and only warned."""
@@ -99,7 +103,17 @@ def test_what_is_recorded_to_run_without_the_pool_is_refused(tmp_path: Path, rec
         tables = [holdfast.EmbeddingBagConfig(name="t", num_embeddings=90, embedding_dim=6, feature_names=["f"])]
         model = Model(holdfast.EmbeddingBagCollection(pool, tables)).train(trains)
         bags = {"f": (torch.arange(4), torch.arange(4))}
-        with pytest.raises(StepError, match=r"torch\.jit\.trace, torch\.export.*outside"):
+        with pytest.raises(StepError, match=r"torch\.jit, torch\.export.*outside"):
             record(model, (bags,))
         vectors = model.rows(bags).values().detach()
         assert torch.jit.trace(model.over, (vectors,))(vectors).shape == (4, 1)
+
+
+def test_who_wants_one_graph_of_all_is_told_what_to_compile(tmp_path: Path) -> None:
+    with holdfast.Pool(tmp_path / "pool", seed=1, medium="memory") as pool:
+        tables = [holdfast.EmbeddingBagConfig(name="t", num_embeddings=90, embedding_dim=6, feature_names=["f"])]
+        model = Model(holdfast.EmbeddingBagCollection(pool, tables))
+        bags = {"f": (torch.arange(4), torch.arange(4))}
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="compile the module that is given their vectors"):
+            torch.compile(model, backend="eager", fullgraph=True)(bags)

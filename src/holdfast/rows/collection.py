@@ -29,7 +29,7 @@ from holdfast.rows.anchor import Anchor
 from holdfast.rows.coming import Coming
 from holdfast.rows.lookup import Lookup
 from holdfast.rows.row_access import BatchIds, PlannedFeatures
-from holdfast.rows.untraced import untraced
+from holdfast.rows.untraced import check_not_recorded, refuse_recording, untraced
 
 _READ_AT_ONCE_FLOATS = 4 << 20
 
@@ -87,6 +87,9 @@ class RowCollection(nn.Module):
             "a collection cannot be pickled, its rows lie in a pool: save model.state_dict() for the dense part, and "
             "copy the pool with `holdfast snapshot`, or its tables with `holdfast export`"
         )
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        refuse_recording()  # torch.jit.script asks for what it is to script in the module's place
 
     @property
     def tables(self) -> Sequence[EmbeddingBagConfig]:
@@ -165,12 +168,7 @@ class RowCollection(nn.Module):
     def _look_up(self, features: KeyedJagged | Mapping[str, Bags] | PlannedFeatures) -> tuple[Tensor, PlannedFeatures]:
         """What a forward does: the pooled columns, and the plan that they are of. Raises StepError in a transform of
         torch.func, which has stand-ins for tensors, and where a forward is recorded, to be run without the pool."""
-        if _is_recorded(features):
-            raise StepError(
-                "a forward pass that torch.jit.trace, torch.export, torch.fx or ONNX records: rows lie in the pool and "
-                "are no part of what is recorded; record the module that is given their vectors, and look rows up "
-                "outside"
-            )
+        check_not_recorded(features)
         if torch._C._functorch.get_dynamic_layer_stack_depth():
             raise StepError(
                 "a forward pass in a transform of torch.func (grad, jacrev, jvp, vmap), which does not reach rows: "
@@ -356,13 +354,6 @@ def clip_grad_norm_(
         if collection.anchor.grad is not None:
             collection.anchor.grad.mul_(factor.to(collection.anchor.device))
     return total
-
-
-def _is_recorded(features: Any) -> bool:
-    """Whether the forward pass of them is recorded, to be run later."""
-    given = features.values() if isinstance(features, Mapping) else (features,)
-    is_symbolic = any(isinstance(part, torch.fx.Proxy) for part in given)
-    return is_symbolic or torch._C._get_tracing_state() is not None or torch.compiler.is_exporting()
 
 
 def refuse_missing(wanted: Iterable[str], there: Iterable[str]) -> None:
