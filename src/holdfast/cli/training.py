@@ -163,7 +163,9 @@ def train(
 def evaluate(config_paths: ConfigArgument, pool: PoolOption, overrides: SetOption = None) -> None:
     """AUC and log-loss of a pool's model on the validation data.
 
-    Changes nothing, and needs no lock: while a run is at work, rows are as they are at that instant.
+    Changes nothing, and needs no lock: while a run is at work, or was killed and nobody opened its pool since, rows are
+    as they are at that instant, some of them of the step in flight. Of exactly one step is a copy: holdfast snapshot,
+    and restore.
     """
     from holdfast.errors import ConfigError
     from holdfast.run.assembly import evaluate_pool
