@@ -412,7 +412,7 @@ def test_whoever_knocks_and_is_no_trainer_changes_nothing(serving: Serving, rank
         for sent in (
             b"",
             b"GET / HTTP/1.1\r\n\r\n",
-            b"[]\n",
+            b"null\n",
             b'{"store": 1}\n',
             b"[" * 60_000 + b"\n",
             b"x" * (1 << 17),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import queue
 import re
 import signal
@@ -103,6 +104,29 @@ def test_trainers_that_wait_for_memory_ranks_hear_a_signal_and_do_not_say_that_t
     said = {"memory_rank": 1, "memory_ranks": 1, "timeout": 60.0}
     with pytest.raises(GroupError, match=r"stopped while waiting for memory rank 1 of 1 at 127\.0\.0\.1:1"):
         attaching._knock_until(nobody, said, time.monotonic() + 60.0, stopping=lambda: True)
+
+
+_HELLO = {"store": ("a", 1), "prefix": "", "memory_rank": 1, "memory_ranks": 1, "trainers": 1, "timeout": 9.0}
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["null", "1", "[]", '"store"']
+    + [
+        json.dumps(_HELLO | wrong)
+        for wrong in ({"store": ("a", math.inf)}, {"trainers": 1.5}, {"timeout": math.inf}, {"timeout": 1e300})
+    ],
+)
+def test_what_is_no_greeting_of_trainers_is_refused_as_such_by_a_memory_rank(said: str) -> None:
+    assert attaching.Hello.parse(json.dumps(_HELLO).encode()).trainers == 1
+    with pytest.raises((ValueError, TypeError)):  # as the door expects of strangers
+        attaching.Hello.parse(said.encode())
+
+
+def test_a_timeout_beyond_what_sockets_and_stores_can_count_is_refused_by_name() -> None:
+    for timeout in (math.inf, 1e10):
+        with pytest.raises(ConfigError, match=r"group\.timeout = .*; it must be 1,000,000 seconds at most"):
+            GroupOptions(timeout=timeout)
 
 
 @pytest.mark.parametrize(("rank", "waits_for"), [("0", "all ranks to be there"), ("1", "the group's store")])

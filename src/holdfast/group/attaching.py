@@ -33,6 +33,7 @@ from holdfast import errors
 from holdfast.errors import ConfigError, GroupError, HoldfastError, PoolBusy
 from holdfast.group.meeting import address_towards, listen_on, meet, of_this_group, stay_on
 from holdfast.group.notices import first_line
+from holdfast.group.options import LONGEST_TIMEOUT
 from holdfast.group.store_answers import AskedStore
 
 GO = b"go\n"
@@ -62,9 +63,14 @@ class Hello:
     def parse(cls, line: bytes) -> Hello:
         """Raises ValueError, TypeError where it is none."""
         said = json.loads(line)
+        if not isinstance(said, dict):
+            raise TypeError("no fields")
         host, port = said.pop("store")
-        hello = cls(store=(str(host), int(port)), **said)
-        if not (hello.trainers > 0 and hello.timeout > 0):
+        hello = cls(store=(host, port), **said)
+        numbers = (port, hello.trainers, hello.memory_rank, hello.memory_ranks)
+        if not all(isinstance(number, int) for number in numbers):
+            raise TypeError("no numbers")
+        if not (hello.trainers > 0 and 0 < hello.timeout <= LONGEST_TIMEOUT):
             raise ValueError("no trainers")
         return hello
 

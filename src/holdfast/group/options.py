@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from holdfast.errors import ConfigError
 from holdfast.group.layout import check_num_shards
 
+LONGEST_TIMEOUT = 1e6  # seconds: what sockets, torch's store and gloo count in stays within its numbers
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupConfig:
@@ -15,7 +17,7 @@ class GroupConfig:
 
     shards: into which a new pool is cut, a power of two, at least as many as there will ever be ranks that own rows.
     split_rows: tables with more rows are cut over all shards by a hash of the row, any other lies whole in one.
-    timeout: seconds that a rank may keep the others waiting.
+    timeout: seconds that a rank may keep the others waiting; 1,000,000 at most.
     shared_memory: ranks that are all on one machine hand each other ids, vectors and gradients through memory. Where it
     is off, or ranks are on several machines, these travel over gloo. The bits are the same.
     """
@@ -31,6 +33,8 @@ class GroupConfig:
             raise ConfigError(f"group.split_rows = {self.split_rows}; it must not be negative")
         if not self.timeout > 0.0:
             raise ConfigError(f"group.timeout = {self.timeout}; it must be positive")
+        if self.timeout > LONGEST_TIMEOUT:
+            raise ConfigError(f"group.timeout = {self.timeout}; it must be {LONGEST_TIMEOUT:,.0f} seconds at most")
 
     def with_ranks(self, *, memory_ranks: int = 0, memory_ranks_at: Sequence[str] = ()) -> GroupOptions:
         shared = {field.name: getattr(self, field.name) for field in fields(GroupConfig)}
