@@ -8,12 +8,13 @@ import re
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -155,6 +156,7 @@ def test_what_a_rank_0_named_that_was_killed_before_all_had_come_is_not_taken() 
 
 ALONE = """
 import sys
+import textwrap
 from holdfast.errors import GroupError
 from holdfast.group import meeting
 from holdfast.group.group import Group
@@ -252,6 +254,30 @@ def test_a_store_whose_process_was_stopped_is_waited_for_until_the_timeout() -> 
         port = silent.getsockname()[1]
         with pytest.raises(GroupError, match=f":{port} did not answer within 1 s: .* was stopped, or is cut off"):
             reach_store("127.0.0.1", port, 1.0)
+
+
+def test_a_rank_that_comes_to_another_program_says_so_and_ends_with_the_status_of_an_error() -> None:
+    """torch's client tried for about as long as the rank did: when it returned, the interpreter that was ending died
+    of SIGABRT, in two processes of three."""
+    program = textwrap.dedent("""
+        import sys
+        from holdfast.group.meeting import reach_store
+        reach_store("127.0.0.1", int(sys.argv[1]), 2.0)
+    """)
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as another:
+
+        def hang_up() -> None:
+            with suppress(OSError):
+                while True:
+                    another.accept()[0].close()
+
+        Thread(target=hang_up, daemon=True).start()
+        command = [sys.executable, "-c", program, str(another.getsockname()[1])]
+        ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+        said = [rank.communicate()[1] for rank in ranks]
+        another.shutdown(socket.SHUT_RDWR)
+    assert [rank.returncode for rank in ranks] == [1] * 4, said
+    assert all("or what listens there is another program" in text for text in said)
 
 
 def test_ranks_that_meet_at_a_store_that_answers_nobody_end_after_the_timeout(stopped: Any) -> None:

@@ -50,6 +50,7 @@ _LOOK_SECONDS = 0.01  # at most
 _END_SECONDS = 1.0  # for a store to answer, when the process ends
 _KNOCKING_SECONDS = 0.1  # between two attempts to reach a store
 _CONNECTING_SECONDS = 2.0  # of one of them
+_GREETING_SECONDS = 5.0  # of torch's client, for what listens there to show that it is a store
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _mine: dict[tuple[int, str, int], Store] = {}  # rank 0's, by process, MASTER_ADDR and MASTER_PORT
 _last_taken: dict[int, str] = {}  # by process: the prefix of its newest group
@@ -140,22 +141,25 @@ def meet(timeout: float, stopping: Callable[[], bool] = lambda: False) -> tuple[
 def reach_store(host: str, port: int, timeout: float, stopping: Callable[[], bool] = lambda: False) -> Store:
     """The one that listens there, when it does. Raises GroupError."""
     deadline = time.monotonic() + timeout
-    try:
-        while not stopping():
-            try:
-                socket.create_connection((host, port), timeout=_CONNECTING_SECONDS).close()
-                return asked(partial(_connect, host, port, timeout), deadline - time.monotonic(), stopping)
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    raise GroupError(f"{host}:{port} did not answer within {timeout:g} s: {error}") from None
-                time.sleep(_KNOCKING_SECONDS)
-    except dist.DistError as error:
-        raise GroupError(f"{host}:{port}: {first_line(error)}") from None
+    while not stopping():
+        left, doubt = deadline - time.monotonic(), ""
+        try:
+            socket.create_connection((host, port), timeout=_CONNECTING_SECONDS).close()
+            doubt = "; or what listens there is another program"
+            return asked(partial(_connect, host, port, timeout, min(left, _GREETING_SECONDS)), left, stopping)
+        except (OSError, dist.DistError) as error:
+            if time.monotonic() > deadline:
+                why = f"{first_line(error)}{doubt}"
+                raise GroupError(f"{host}:{port} did not answer within {timeout:g} s: {why}") from None
+            time.sleep(_KNOCKING_SECONDS)
     raise GroupError("stopped")
 
 
-def _connect(host: str, port: int, timeout: float) -> TCPStore:
-    return TCPStore(host, port, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+def _connect(host: str, port: int, timeout: float, greeting: float) -> TCPStore:
+    """timeout: of what the store is asked later."""
+    store = TCPStore(host, port, timeout=timedelta(seconds=max(_KNOCKING_SECONDS, greeting)), wait_for_workers=False)
+    store.set_timeout(timedelta(seconds=timeout))
+    return store
 
 
 def of_this_group(

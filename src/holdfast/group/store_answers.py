@@ -3,6 +3,7 @@ cable. torch's client waits for that in C++, without a deadline and deaf to sign
 
 from __future__ import annotations
 
+import atexit
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -14,7 +15,9 @@ from torch._C._distributed_c10d import Store
 
 _LEAST_SECONDS = 1.0  # that a store has for an answer, whoever is in a hurry
 _LOOK_SECONDS = 0.25  # how soon a wait notices that the process was asked to stop
+_END_SECONDS = 1.0  # for questions that nobody waits for any more to end, when the process does
 _Answer = TypeVar("_Answer")
+_given_up: set[Thread] = set()  # those of these questions
 
 
 def asked(question: Callable[[], _Answer], seconds: float, stopping: Callable[[], bool] = lambda: False) -> _Answer:
@@ -28,7 +31,8 @@ def asked(question: Callable[[], _Answer], seconds: float, stopping: Callable[[]
         except Exception as error:
             answer.set_exception(error)
 
-    Thread(target=ask, name="holdfast-store", daemon=True).start()
+    asking = Thread(target=ask, name="holdfast-store", daemon=True)
+    asking.start()
     began = time.monotonic()
     while True:
         waited = time.monotonic() - began
@@ -39,7 +43,18 @@ def asked(question: Callable[[], _Answer], seconds: float, stopping: Callable[[]
         if answer.done():
             return answer.result()
         if is_late:
+            _given_up.difference_update([thread for thread in _given_up if not thread.is_alive()])
+            _given_up.add(asking)
             raise TimeoutError("whoever has the group's store was stopped, or is cut off")
+
+
+@atexit.register
+def _await_given_up() -> None:
+    """An interpreter that ends while a thread of Python's comes back from the store aborts. Torch gives up about when
+    we do."""
+    deadline = time.monotonic() + _END_SECONDS
+    for asking in _given_up:
+        asking.join(max(0.0, deadline - time.monotonic()))
 
 
 class AskedStore:
