@@ -146,7 +146,8 @@ def reach_store(host: str, port: int, timeout: float, stopping: Callable[[], boo
         try:
             socket.create_connection((host, port), timeout=_CONNECTING_SECONDS).close()
             doubt = "; or what listens there is another program"
-            return asked(partial(_connect, host, port, timeout, min(left, _GREETING_SECONDS)), left, stopping)
+            greeting = min(left / 2, _GREETING_SECONDS)  # half: torch's client has ended when we give up
+            return asked(partial(_connect, host, port, timeout, greeting), left, stopping)
         except (OSError, dist.DistError) as error:
             if time.monotonic() > deadline:
                 why = f"{first_line(error)}{doubt}"
