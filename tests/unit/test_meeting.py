@@ -256,6 +256,25 @@ def test_a_store_whose_process_was_stopped_is_waited_for_until_the_timeout() -> 
             reach_store("127.0.0.1", port, 1.0)
 
 
+def test_ranks_meet_at_the_one_address_of_a_name_that_leads_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a name has an IPv6 address that nobody answers at: torch's client spent all its time on it."""
+    resolve = socket.getaddrinfo
+
+    def of_several(host: str, *arguments: Any, **more: Any) -> list[Any]:
+        if host != "several.invalid":
+            return resolve(host, *arguments, **more)
+        return [found for known in ("192.0.2.1", "127.0.0.1") for found in resolve(known, *arguments, **more)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", of_several)
+    monkeypatch.setattr(meeting, "_CONNECTING_SECONDS", 0.2)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    with as_rank(0, monkeypatch):
+        monkeypatch.setenv("MASTER_ADDR", "several.invalid")
+        meet(5.0)[0].set("word", "of rank 0")
+        monkeypatch.setenv("RANK", "1")
+        assert meet(5.0)[0].get("word") == b"of rank 0"
+
+
 def test_a_rank_that_comes_to_another_program_says_so_and_ends_with_the_status_of_an_error() -> None:
     """torch's client tried for about as long as the rank did: when it returned, the interpreter that was ending died
     of SIGABRT, in two processes of three."""

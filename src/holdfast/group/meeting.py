@@ -144,10 +144,11 @@ def reach_store(host: str, port: int, timeout: float, stopping: Callable[[], boo
     while not stopping():
         left, doubt = deadline - time.monotonic(), ""
         try:
-            socket.create_connection((host, port), timeout=_CONNECTING_SECONDS).close()
+            with socket.create_connection((host, port), timeout=_CONNECTING_SECONDS) as reached:
+                address = reached.getpeername()[0]  # of a name's, torch's client spends all its time on the first
             doubt = "; or what listens there is another program"
             greeting = min(left / 2, _GREETING_SECONDS)  # half: torch's client has ended when we give up
-            return asked(partial(_connect, host, port, timeout, greeting), left, stopping)
+            return asked(partial(_connect, address, port, timeout, greeting), left, stopping)
         except (OSError, dist.DistError) as error:
             if time.monotonic() > deadline:
                 why = f"{first_line(error)}{doubt}"
@@ -280,7 +281,7 @@ def _own_store(host: str, port: int, world_size: int, timeout: float) -> Store:
         return _mine[place]
     listening = _listen_on_master_address()
     if listening is None:
-        _check_has_address(host)
+        host = _own_address_of(host)
     else:
         host, port = listening.getsockname()[:2]
     try:
@@ -310,12 +311,19 @@ def _own_store(host: str, port: int, world_size: int, timeout: float) -> Store:
     return store
 
 
-def _check_has_address(host: str) -> None:
-    """Raises GroupError where the name has none: torch asks for it again and again, for three times the timeout."""
+def _own_address_of(host: str) -> str:
+    """That of the name's addresses which this machine has: its own client reaches the store there, whatever the others
+    lead to. The name itself where there is none. Raises GroupError where it has no address: torch asks for it again and
+    again, for three times the timeout."""
     try:
-        socket.getaddrinfo(host, None)
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except OSError as error:
         raise GroupError(f"rank 0 cannot listen at MASTER_ADDR = {host}: {error}") from None
+    for family, kind, _, _, address in found:
+        with suppress(OSError), socket.socket(family, kind) as probe:
+            probe.bind(address)
+            return str(address[0])
+    return host
 
 
 def stay_on(address: str) -> None:
