@@ -160,6 +160,14 @@ def test_a_trainer_whose_rank_0_died_while_it_knocked_gives_up_soon_after_the_ti
         attaching._hear(HashStore(), timeout=0.1, stopping=lambda: False)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "192.0.2.1", "no-such-host.invalid"])
+def test_a_memory_rank_that_cannot_listen_where_it_is_told_names_that_address(host: str, tmp_path: Path) -> None:
+    with held_port() as port, attaching.listen_on("127.0.0.1", port):
+        at = f"{host}:{port}"
+        with pytest.raises(ConfigError, match=rf"cannot listen at {re.escape(at)}: \w+.*a port that is free"):
+            MemoryRank(tmp_path, number=1, memory_ranks=1, address=at, stopping=lambda: True, say=lambda line: None)
+
+
 def test_trainers_that_left_the_door_do_not_keep_others_out(tmp_path: Path) -> None:
     patience = 30.0
     words = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

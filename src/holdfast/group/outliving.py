@@ -174,7 +174,7 @@ class MemoryRank:
     address: HOST:PORT to listen at; port 0: any. media: of this machine. stopping: whether this process was asked
     to stop. say: told in a line what happens.
 
-    Raises ConfigError, PoolExists, PoolError, OSError where it cannot listen there.
+    Raises ConfigError, also where it cannot listen there; PoolExists, PoolError.
     """
 
     def __init__(
@@ -199,9 +199,15 @@ class MemoryRank:
         self._say = say
         self._part, self._media = KeptPart(), media
         host, port = split_address(address, "the address to listen at,")
-        if (numeric := numeric_address(host)) is not None:
-            stay_on(numeric)
-        self._door = _Door((numeric or host, port), self._check)
+        try:
+            if (numeric := numeric_address(host)) is not None:
+                stay_on(numeric)
+            self._door = _Door((numeric or host, port), self._check)
+        except OSError as error:
+            raise ConfigError(
+                f"a memory rank cannot listen at {address}: {error.strerror or error}; give it an address of this "
+                "machine, and a port that is free (0: any)"
+            ) from None
         say(f"memory rank {number} of {memory_ranks} of {directory}: process {os.getpid()} at {host}:{self._door.port}")
 
     def run(self) -> None:
