@@ -160,6 +160,16 @@ def test_a_trainer_whose_rank_0_died_while_it_knocked_gives_up_soon_after_the_ti
         attaching._hear(HashStore(), timeout=0.1, stopping=lambda: False)
 
 
+@pytest.mark.parametrize("said", [b"1\n", b"HTTP/1.1 400 Bad Request\r\n"])
+def test_trainers_that_come_to_another_service_than_a_memory_rank_say_so(said: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as service, ThreadPoolExecutor() as threads:
+        greeted = threads.submit(lambda: service.accept()[0].sendall(said))
+        hello = {"memory_rank": 1, "memory_ranks": 1, "timeout": 0.0}
+        with pytest.raises(GroupError, match=r"memory rank 1 of 1 at .*: what answers there is no memory rank; start"):
+            attaching._knock_until(service.getsockname(), hello, time.monotonic(), stopping=lambda: False)
+        greeted.result()
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "192.0.2.1", "no-such-host.invalid"])
 def test_a_memory_rank_that_cannot_listen_where_it_is_told_names_that_address(host: str, tmp_path: Path) -> None:
     with held_port() as port, attaching.listen_on("127.0.0.1", port):

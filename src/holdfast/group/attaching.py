@@ -228,7 +228,10 @@ def _knock(address: tuple[str, int], said: dict[str, Any], deadline: float) -> s
     with ExitStack() as on_error:
         on_error.callback(connection.close)
         connection.sendall(json.dumps(said).encode() + b"\n")
-        answered = json.loads(read_line(connection))
+        line = read_line(connection)
+        if not line.startswith(b"{"):
+            raise ValueError("what answers there is no memory rank")
+        answered = json.loads(line)
         if "error" in answered:
             raise errors.by_name(answered["error"])(answered["message"])
         on_error.pop_all()
