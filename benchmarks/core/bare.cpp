@@ -123,6 +123,7 @@ void update_in_place(const BareTable& table, const UpdateSpec& update, const flo
   float* const home = table.home();
   float* const state = table.home_state();
   bare::Lanes gradients[group_rows * blocks];
+  bare::Finiteness unread;
   const auto ask_for = [&](std::size_t first, std::size_t last) __attribute__((always_inline)) {
     for (std::size_t u = first; u < last; ++u) {
       const std::uint64_t row = plan.rows[u];
@@ -144,7 +145,8 @@ void update_in_place(const BareTable& table, const UpdateSpec& update, const flo
                                                .new_weights = weights,
                                                .new_state = row_state,
                                                .rounding = {0},
-                                               .streams = false};
+                                               .streams = false,
+                                               .finiteness = unread};
       Optimizer::apply(shape, step, gradients + (u - group) * blocks, row);
     }
     group = group_end;
