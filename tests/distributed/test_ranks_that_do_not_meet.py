@@ -42,8 +42,9 @@ _LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER
         ("RANK", "2", r"RANK = '2': it must be a number from 0 to 1, with WORLD_SIZE = 2"),
         ("RANK", "-1", r"RANK = '-1': it must be a number from 0 to 1"),
         ("WORLD_SIZE", "0", r"WORLD_SIZE = '0': it must be a number from 1$"),
-        ("MASTER_PORT", "99999", r"MASTER_PORT = '99999': it must be a number from 0 to 65535"),
-        ("MASTER_PORT", "tcp", r"MASTER_PORT = 'tcp': it must be a number from 0 to 65535"),
+        ("MASTER_PORT", "99999", r"MASTER_PORT = '99999': it must be a number from 1 to 65535"),
+        ("MASTER_PORT", "tcp", r"MASTER_PORT = 'tcp': it must be a number from 1 to 65535"),
+        ("MASTER_PORT", "0", r"MASTER_PORT = '0': it must be a number from 1 to 65535"),
     ],
 )
 def test_a_variable_of_a_launcher_that_cannot_be_is_named(

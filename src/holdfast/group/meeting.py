@@ -129,7 +129,8 @@ def meet(timeout: float, stopping: Callable[[], bool] = lambda: False) -> tuple[
         )
     world_size = number_in("WORLD_SIZE", 1)
     rank = number_in("RANK", 0, world_size - 1)
-    host, port = os.environ["MASTER_ADDR"], number_in("MASTER_PORT", 0, 65535)
+    # Nobody else could know which port the system has chosen.
+    host, port = os.environ["MASTER_ADDR"], number_in("MASTER_PORT", 0 if world_size == 1 else 1, 65535)
     if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return _own_store(host, port, world_size, timeout), rank, world_size
     try:
