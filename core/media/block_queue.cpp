@@ -241,7 +241,7 @@ struct ThreadLife {
 
 const std::shared_ptr<const ThreadLife>& this_thread() {
   static std::atomic<std::uint64_t> last{0};
-  thread_local const auto life = std::make_shared<const ThreadLife>(++last);
+  thread_local const auto life = std::make_shared<const ThreadLife>(ThreadLife{++last});
   return life;
 }
 
