@@ -16,7 +16,7 @@ from holdfast_lab.placement.row_costs import RowCosts
 TierKind = Literal["hbm", "dram", "byte", "block"]
 
 DAYS_PER_YEAR = 365
-_LEAST, _MOST = 1e-6, 1e24  # of any figure: what is computed of them stays finite
+_LEAST, _MOST = 1e-6, 1e30  # of any figure: what is computed of them stays finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
