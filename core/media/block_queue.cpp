@@ -234,14 +234,25 @@ class Ring {
   io_uring_cqe* completions_ = nullptr;
 };
 
-// There until its thread ends.
-struct ThreadLife {
-  std::uint64_t number;  // thread ids of the system are used again; these are not
+// A thread. Whoever sees that it has ended sees all that it did.
+class ThreadLife {
+ public:
+  ThreadLife() = default;
+  ~ThreadLife() { has_ended_->store(true, std::memory_order_release); }
+  ThreadLife(const ThreadLife&) = delete;
+  ThreadLife& operator=(const ThreadLife&) = delete;
+
+  std::uint64_t number() const { return number_; }
+  const std::shared_ptr<std::atomic<bool>>& has_ended() const { return has_ended_; }
+
+ private:
+  static inline std::atomic<std::uint64_t> last_{0};
+  std::uint64_t number_ = ++last_;  // thread ids of the system are used again; these are not
+  std::shared_ptr<std::atomic<bool>> has_ended_ = std::make_shared<std::atomic<bool>>(false);
 };
 
-const std::shared_ptr<const ThreadLife>& this_thread() {
-  static std::atomic<std::uint64_t> last{0};
-  thread_local const auto life = std::make_shared<const ThreadLife>(ThreadLife{++last});
+const ThreadLife& this_thread() {
+  thread_local const ThreadLife life;
   return life;
 }
 
@@ -357,7 +368,7 @@ class BlockQueue::RingEngine final : public Engine {
     auto ring = Ring::make();
     if (!ring) return nullptr;
     auto engine = std::make_unique<RingEngine>();
-    engine->rings_.emplace(this_thread()->number, ThreadRing{this_thread(), std::move(ring)});
+    engine->rings_.emplace(this_thread().number(), ThreadRing{this_thread().has_ended(), std::move(ring)});
     return engine;
   }
   Way way() const override { return Way::io_uring; }
@@ -371,19 +382,19 @@ class BlockQueue::RingEngine final : public Engine {
 
  private:
   struct ThreadRing {
-    std::weak_ptr<const ThreadLife> thread;
+    std::shared_ptr<const std::atomic<bool>> has_ended;  // the thread
     std::unique_ptr<Ring> ring;
   };
 
   // Null where the kernel has refused this thread one; it is not asked again. Each has a descriptor: those of threads
   // that have ended are given back before there is another.
   Ring* ring_of_this_thread() {
-    const std::shared_ptr<const ThreadLife>& thread = this_thread();
+    const ThreadLife& thread = this_thread();
     const std::lock_guard lock(mutex_);
-    auto found = rings_.find(thread->number);
+    auto found = rings_.find(thread.number());
     if (found == rings_.end()) {
-      std::erase_if(rings_, [](const auto& of_thread) { return of_thread.second.thread.expired(); });
-      found = rings_.emplace(thread->number, ThreadRing{thread, Ring::make()}).first;
+      std::erase_if(rings_, [](const auto& of) { return of.second.has_ended->load(std::memory_order_acquire); });
+      found = rings_.emplace(thread.number(), ThreadRing{thread.has_ended(), Ring::make()}).first;
     }
     return found->second.ring.get();
   }
