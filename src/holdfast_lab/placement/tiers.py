@@ -16,7 +16,8 @@ from holdfast_lab.placement.row_costs import RowCosts
 TierKind = Literal["hbm", "dram", "byte", "block"]
 
 DAYS_PER_YEAR = 365
-_LEAST, _MOST = 1e-6, 1e30  # of any figure: what is computed of them stays finite
+_LEAST = 1e-6
+MOST_FIGURE = 1e30  # what is computed of them stays finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +58,9 @@ class Tier:
             value = getattr(self, field.name)
             if value is None or isinstance(value, str | Path):
                 continue
-            if not (_LEAST <= value <= _MOST or (value == 0 and field.name in may_be_zero)):
+            if not (_LEAST <= value <= MOST_FIGURE or (value == 0 and field.name in may_be_zero)):
                 wanted = "0 or more" if field.name in may_be_zero else "more than 0"
-                raise ValueError(f"{field.name} = {value}; it must be {wanted}, from {_LEAST:g} to {_MOST:g}")
+                raise ValueError(f"{field.name} = {value}; it must be {wanted}, from {_LEAST:g} to {MOST_FIGURE:g}")
         if self.kind == "block" and self.random_reads_per_s is None:
             raise ValueError("random_reads_per_s is missing; a block tier needs it")
         if (self.endurance_drive_writes_per_day is None) != (self.endurance_years is None):

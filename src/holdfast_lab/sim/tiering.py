@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 FAST_KINDS = ("hbm", "dram")
 _ROLE_OF_KIND = {"dram": "tables"}  # a system whose host has DRAM keeps its tables there
 _MOST_NODES = 1 << 16
-_NO_LIMIT_BYTES_PER_S = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,14 +163,14 @@ def _tier(name: str, kind: TierKind, memory: Memory) -> Tier:
 
 def _log_medium(demand: Demand, tiers: Sequence[Tier]) -> Tier:
     """Has room for the log and for no row, and takes it in no time."""
-    from holdfast_lab.placement.tiers import Tier
+    from holdfast_lab.placement.tiers import MOST_FIGURE, Tier
 
     return Tier(
         name="the log",
         kind="byte",
         capacity_bytes=demand.reserved_bytes,
         read_bandwidth_bytes_per_s=0.5 * min(tier.read_bandwidth_bytes_per_s for tier in tiers),
-        write_bandwidth_bytes_per_s=_NO_LIMIT_BYTES_PER_S,
+        write_bandwidth_bytes_per_s=MOST_FIGURE,
         read_latency_ns=0.0,
         access_granularity_bytes=64,
     )
