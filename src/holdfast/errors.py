@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 
 class HoldfastError(Exception):
@@ -152,3 +153,12 @@ def by_name(name: str) -> type[HoldfastError]:
     """The class that another rank says that its error is of; GroupError where it is none of these."""
     found = globals().get(name)
     return found if isinstance(found, type) and issubclass(found, HoldfastError) else GroupError
+
+
+def level_of_caller() -> int:
+    """How far up the first line is that is neither the package's nor PyTorch's, which lie between where modules are
+    called: the ``stacklevel`` of a warning of whoever asks."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(("holdfast.", "torch.")):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -90,6 +90,50 @@ def test_a_commit_that_drops_gradients_which_no_row_had_says_so_once(pool_root: 
     life.pool.close()
 
 
+@pytest.mark.parametrize(("by", "says"), [("itself", True), ("the scaler", False), ("itself, unscaled", False)])
+def test_rows_that_are_updated_with_the_gradients_of_a_scaled_loss_are_named(
+    by: str, says: bool, pool_root: Path
+) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    life = Life(pool_root / "pool", lambda rows: Parts(model := small_model(), adam(model), {"scaler": scaler}), life=1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in range(3):
+            pooled = life.rows(jagged(random_bags(["f"], 20, 4, seed=step))).values()
+            overflows = step == 0 and by == "the scaler"  # the first step that says something is a later one
+            scaler.scale(life.parts.model(pooled).sum() * (torch.inf if overflows else 1.0)).backward()
+            scaler.step(life.parts.optimizer)
+            if by == "the scaler":
+                scaler.step(life.rows.optimizer)
+            else:
+                if by == "itself, unscaled":
+                    scaler.unscale_(life.rows.optimizer)
+                life.rows.optimizer.step()
+            scaler.update()
+            life.parts.optimizer.zero_grad()
+            life.checkpoint.commit()
+    assert [(warning.category, warning.filename) for warning in told] == [(RuntimeWarning, __file__)] * says
+    if says:
+        assert "rows of table 't' are updated with gradients that are 1024 times too large" in str(told[0].message)
+        assert "scaler.step(rows.optimizer) in place of rows.optimizer.step()" in str(told[0].message)
+    life.pool.close()
+
+
+@pytest.mark.parametrize("scaler", [None, torch.amp.GradScaler("cpu", enabled=False), torch.amp.GradScaler("cpu", 1.0)])
+def test_rows_of_a_loss_that_nothing_scales_are_stepped_in_silence(scaler: Any, pool_root: Path) -> None:
+    life = Life(
+        pool_root / "pool",
+        lambda rows: Parts(model := small_model(), adam(model), {"scaler": scaler}),
+        life=1,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        life.rows(jagged(random_bags(["f"], 20, 4, seed=1))).values().sum().backward()
+        life.rows.optimizer.step()
+        life.checkpoint.commit()
+    life.pool.close()
+
+
 def test_a_loop_without_a_checkpoint_is_told_which_of_its_lines_drops_gradients(pool_root: Path) -> None:
     with Pool(pool_root / "pool") as pool:
         rows = EmbeddingBagCollection(

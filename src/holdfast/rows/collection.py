@@ -8,11 +8,10 @@ the step durable. A forward in ``eval()`` mode or under ``torch.no_grad()`` read
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from typing import Any, NoReturn, Protocol, Self, runtime_checkable
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,28 +19,19 @@ from torch import Tensor, nn
 from holdfast.data.batch import Bags, JaggedFeatures
 from holdfast.device.options import DeviceConfig
 from holdfast.device.queues import Work
-from holdfast.errors import ConfigError, DataError, NonFiniteLoss, StateError, StepError
+from holdfast.errors import ConfigError, DataError, NonFiniteLoss, StateError, StepError, level_of_caller
 from holdfast.pools.directory import check_pool
 from holdfast.pools.optim import RowOptimizer, RowOptimizerSpec, RowWiseAdagrad, check_spec
 from holdfast.pools.pool import Pool
 from holdfast.pools.tables import EmbeddingBagConfig
 from holdfast.rows.anchor import Anchor
 from holdfast.rows.coming import Coming
+from holdfast.rows.features import KeyedJagged, offsets_of, on_host, plain
 from holdfast.rows.lookup import Lookup
 from holdfast.rows.row_access import BatchIds, PlannedFeatures
 from holdfast.rows.untraced import check_not_recorded, refuse_recording, untraced
 
 _READ_AT_ONCE_FLOATS = 4 << 20
-
-
-@runtime_checkable
-class KeyedJagged(Protocol):
-    """The part of TorchRec's ``KeyedJaggedTensor`` that is used."""
-
-    def keys(self) -> list[str]: ...
-    def values(self) -> Tensor: ...
-    def offsets(self) -> Tensor: ...
-    def weights_or_none(self) -> Tensor | None: ...
 
 
 class RowCollection(nn.Module):
@@ -69,6 +59,7 @@ class RowCollection(nn.Module):
         self._blocks: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._coming: list[Coming] = []
         self._updated_with: float | None = None  # the factor of the step's gradients, once its rows have them
+        self._scale_of_loss: float | None = None  # until an update has shown what becomes of it
         self._warned_of_unused = False
         self._process = os.getpid()
         self.optimizer = RowOptimizer(self, spec)
@@ -131,7 +122,7 @@ class RowCollection(nn.Module):
         refuse_missing(self.keys(), there)
         if twice := [feature for feature in self.keys() if there.count(feature) > 1]:
             raise DataError(f"the batch has feature '{twice[0]}' more than once: which of them is meant is not known")
-        jagged, parts = self._bags_of(features)
+        jagged, parts = self._bags_of(on_host(features, self.keys()))
         return self._plan(jagged, parts, ahead=ahead, evaluates=evaluates)
 
     def _bags_of(self, features: KeyedJagged | Mapping[str, Bags]) -> tuple[KeyedJagged, Any]:
@@ -151,9 +142,9 @@ class RowCollection(nn.Module):
         weights = jagged.weights_or_none()
         try:
             batch = BatchIds(
-                ids=_cpu(jagged.values(), "ids", torch.int64).numpy(),
-                offsets=_cpu(offsets_of(jagged), "offsets", None).numpy(),
-                weights=None if weights is None else _cpu(weights.detach(), "weights", torch.float32).numpy(),
+                ids=plain(jagged.values(), "ids", torch.int64),
+                offsets=plain(offsets_of(jagged), "offsets", None),
+                weights=None if weights is None else plain(weights.detach(), "weights", torch.float32),
                 blocks=block_of,
                 num_keys=len(keys),
             )
@@ -255,8 +246,27 @@ class RowCollection(nn.Module):
         """The update verb, as ``optimizer.step()`` calls it."""
         if self._access.has_gradients:
             factor = gradient_scale.as_subclass(Tensor)
+            if self._scale_of_loss is not None:
+                self._warn_of_scaled(factor, self._scale_of_loss)
             self._updated_with = self._access.update(gradient_scale=factor, **hyperparameters)
             self.drop_gradients()
+
+    def expect_scaled(self, by: float) -> None:
+        """Says that the loss is multiplied by so much: an update with gradients that nothing divides again warns, once.
+        On a device it has to be waited for, at the first update."""
+        self._scale_of_loss = by if by != 1.0 else None
+
+    def _warn_of_scaled(self, factor: Tensor, scale: float) -> None:
+        """Where nothing multiplied the gradients, nothing unscaled them. Clipped ones say nothing."""
+        self._scale_of_loss = None
+        if factor == 1.0:
+            warnings.warn(
+                f"the rows of table '{self._tables[0].name}' are updated with gradients that are {scale:g} times too "
+                "large: the GradScaler multiplied the loss, and nothing divided them again. Call "
+                "scaler.step(rows.optimizer) in place of rows.optimizer.step(), before scaler.update()",
+                RuntimeWarning,
+                stacklevel=level_of_caller(),
+            )
 
     def check_update(self, step: int) -> None:
         """Raises NonFiniteLoss where the rows of `step`, which ends, had gradients that are not finite."""
@@ -281,7 +291,7 @@ class RowCollection(nn.Module):
             "call that before, and commit at the end of an accumulation, never within one. Where rows are meant to "
             "stay as they are, rows.optimizer.zero_grad() before the commit says so",
             RuntimeWarning,
-            stacklevel=_level_of_caller(),
+            stacklevel=level_of_caller(),
         )
 
     def drop_gradients(self) -> None:
@@ -362,30 +372,3 @@ def refuse_missing(wanted: Iterable[str], there: Iterable[str]) -> None:
     missing = [feature for feature in wanted if feature not in there]
     if missing:
         raise ConfigError(f"the batch has no feature '{missing[0]}' (it has {', '.join(map(str, there))})")
-
-
-def offsets_of(jagged: KeyedJagged) -> Tensor:
-    if hasattr(jagged, "offsets"):
-        return jagged.offsets()
-    lengths: Tensor = jagged.lengths()  # type: ignore[attr-defined]
-    return torch.cat((torch.zeros(1, dtype=torch.int64, device=lengths.device), lengths.cumsum(0)))
-
-
-def _cpu(tensor: Tensor, what: str, dtype: torch.dtype | None) -> Tensor:
-    if tensor.device.type != "cpu":
-        raise DataError(f"{what} are on {tensor.device}: the plan reads them on the CPU, keep a copy there")
-    if tensor.layout is not torch.strided:
-        raise DataError(f"{what} are of layout {tensor.layout}; those of a plain tensor are needed (to_dense())")
-    if dtype is None:
-        return tensor.contiguous()
-    if tensor.dtype.is_floating_point != dtype.is_floating_point or tensor.dtype.is_complex:
-        raise DataError(f"{what} are {tensor.dtype}; {dtype} is needed")
-    return tensor.to(dtype).contiguous()
-
-
-def _level_of_caller() -> int:
-    """How far up the first line is that is not the package's."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("holdfast."):
-        level, frame = level + 1, frame.f_back
-    return level

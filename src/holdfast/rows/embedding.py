@@ -13,7 +13,8 @@ from holdfast.device.options import DeviceConfig
 from holdfast.pools.optim import RowOptimizerSpec
 from holdfast.pools.pool import Pool
 from holdfast.pools.tables import EmbeddingBagConfig, normalize_all
-from holdfast.rows.collection import KeyedJagged, RowCollection
+from holdfast.rows.collection import RowCollection
+from holdfast.rows.features import KeyedJagged
 from holdfast.rows.row_access import LookedUp, PlannedFeatures
 
 Features: TypeAlias = "KeyedJagged | Mapping[str, Bags] | PlannedFeatures | LookedUp"

@@ -33,8 +33,9 @@ from torch import Tensor, nn
 from holdfast.errors import HoldfastError, StateError
 from holdfast.pools.directory import check_pool
 from holdfast.pools.pool import Pool
-from holdfast.rows.collection import KeyedJagged, RowCollection
+from holdfast.rows.collection import RowCollection
 from holdfast.rows.coming import Coming, checksum_of, contents_of, count_of_changes, parts_of, tensors_of
+from holdfast.rows.features import KeyedJagged
 from holdfast.state import state_tree
 from holdfast.state.generators import as_stateful, is_generator
 

@@ -35,8 +35,9 @@ class Lookup(torch.autograd.Function):
         anchor_grad = _add_gradient(ctx, grad) if _is_asked_for(ctx.anchor) else None
         weight_grad = None
         if ctx.needs_input_grad[1]:
-            weight_grad = torch.zeros_like(ctx.weights, dtype=torch.float32)
-            access.weight_gradient(ctx.captured, grad, weight_grad)
+            found = torch.zeros(ctx.weights.shape, dtype=torch.float32, device="cpu")
+            access.weight_gradient(ctx.captured, grad, found)
+            weight_grad = found.to(ctx.weights.device)
             if grads[0].requires_grad:
                 weight_grad = _Last.apply(weight_grad, grads[0])  # type: ignore[no-untyped-call]
         return anchor_grad, weight_grad, None, None

@@ -19,7 +19,8 @@ from holdfast.errors import ConfigError, DataError, IdError
 from holdfast.pools.optim import RowOptimizerSpec
 from holdfast.pools.pool import Pool
 from holdfast.pools.tables import EmbeddingBagConfig, normalize_all
-from holdfast.rows.collection import KeyedJagged, RowCollection, offsets_of
+from holdfast.rows.collection import RowCollection
+from holdfast.rows.features import KeyedJagged, offsets_of
 from holdfast.rows.row_access import PlannedFeatures
 
 

@@ -93,6 +93,7 @@ class Checkpoint:
             extra=extra,
             snapshots=pool.commits_behind,
         )
+        self._scaler = scaler
         self._ranks = RankStates(pool.group, self._state)
         self._kept = _Kept({f"extra[{name!r}]": value for name, value in (extra or {}).items()} | {"loader": loader})
         pool.kept = weakref.ref(self._kept)
@@ -135,6 +136,7 @@ class Checkpoint:
             self._pool.with_dense = (0,)
             if self._pool.group.world_size == 1:
                 self._has_resumed = True
+                self._expect_scaled_losses()
                 return 0
             saved = self._pool.dense_state()  # rank 0's: all ranks begin with its parameters
             assert saved is not None
@@ -146,6 +148,7 @@ class Checkpoint:
         set_rng_state(generators)
         self._pool.with_dense = (step,)
         self._has_resumed = True
+        self._expect_scaled_losses()
         return step
 
     def saved(self, name: str) -> Any:
@@ -215,6 +218,12 @@ class Checkpoint:
         self._pool.flush_with(lambda: self._dense_state(self._pool.cursor))
         self._pool.with_dense = (self._pool.step,)
         return self._pool.step
+
+    def _expect_scaled_losses(self) -> None:
+        scaler: Any = self._scaler
+        if hasattr(scaler, "get_scale") and scaler.is_enabled():
+            for collection in self._pool.collections:
+                collection.expect_scaled(scaler.get_scale())
 
     def _check_writes(self) -> None:
         """Raises StepError where the objects do not hold the pool's dense state, which is another Checkpoint's, or was
