@@ -23,7 +23,9 @@ from torch import Tensor, nn
 import holdfast
 from holdfast import _core
 from holdfast.pools.read_only import KEY_RECORD
+from holdfast.state.generators import rng_state
 from holdfast.train.step_report import Stopwatch
+from holdfast.train.training_state import TrainingState
 from ours.bare import BareTables
 from peers.batches import SCATTER, with_new_ids
 from peers.systems import EPSILON, LEARNING_RATE
@@ -110,7 +112,7 @@ class Holdfast(System):
             for number, batch in enumerate(batches)
         ]
         self._checkpoint: holdfast.Checkpoint | None = None
-        self._small_checkpoint: holdfast.Checkpoint | None = None
+        self._small_state: TrainingState | None = None
         self._largest_capture_bytes = 0
 
     def _open(self, shape: Shape) -> None:
@@ -161,9 +163,8 @@ class Holdfast(System):
         return watch.stage_ms
 
     def embedding_step(self, number: int, batch: Batch, grad: Tensor) -> dict[str, float]:
-        if self._small_checkpoint is None:  # hardly any dense state: what the tables alone leave behind
-            self._small_checkpoint = holdfast.Checkpoint(self.pool, model=nn.Identity(), optimizer=[])
-            self._small_checkpoint.resume()
+        if self._small_state is None:  # hardly any dense state: what the tables alone leave behind
+            self._small_state = TrainingState(model=nn.Identity(), optimizers=[], row_optimizers=[self.rows.optimizer])
         watch = Stopwatch()
         planned = self.rows.plan(self._features[number], ahead=False)
         watch.lap("plan")
@@ -174,7 +175,8 @@ class Holdfast(System):
         torch.autograd.backward(pooled, grad)
         self.rows.optimizer.step()  # waits for the seal
         watch.lap("update")
-        self._small_checkpoint.commit(self.pool.core.cursor + batch.labels.numel())
+        dense = self._small_state.collect(rng_state()) if self.pool.dense_due else None
+        self.pool.commit(self.pool.core.cursor + batch.labels.numel(), dense)
         self.pool.flush()
         return watch.stage_ms
 

@@ -1,11 +1,8 @@
 #include "in_place/in_place_store.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <new>
 #include <utility>
 
 #include "base/error.h"
@@ -91,30 +88,6 @@ InPlaceStore::Table::Column open_column(Medium& medium, const RowTable& table, s
 
 }  // namespace
 
-void AllocatedPages::Unmap::operator()(std::atomic<std::uint64_t>* words) const { ::munmap(words, bytes); }
-
-AllocatedPages::AllocatedPages(File& file, std::size_t num_pages) : file_(file), num_unknown_(num_pages) {
-  const std::size_t bytes = (pages_of(file.size()) / 64 + 1) * 8;
-  void* words = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (words == MAP_FAILED) throw std::bad_alloc();
-  words_ = {static_cast<std::atomic<std::uint64_t>*>(words), Unmap{bytes}};
-}
-
-void AllocatedPages::allocate(std::size_t first, std::size_t last) {
-  for (std::size_t page = first; page <= last; ++page) {
-    if (known(page)) continue;
-    std::size_t end = page + 1;
-    while (end <= last && !known(end)) ++end;
-    const std::size_t from = page * page_bytes;
-    file_.allocate(from, std::min(end * page_bytes, file_.size()) - from);
-    for (; page < end; ++page) {
-      const std::uint64_t bit = std::uint64_t{1} << (page % 64);
-      const std::uint64_t before = words_[page / 64].fetch_or(bit, std::memory_order_relaxed);
-      if ((before & bit) == 0) num_unknown_.fetch_sub(1, std::memory_order_relaxed);
-    }
-  }
-}
-
 HomeRows InPlaceStore::Table::home() const {
   return {weights.file->data(), state.file ? reinterpret_cast<float*>(state.file->data()) : nullptr,
           reinterpret_cast<std::uint64_t*>(touched.file->data()), tags.file != nullptr};
@@ -156,6 +129,14 @@ InPlaceStore::InPlaceStore(Medium& medium, std::vector<RowTable> tables, bool ro
     }
     tables_.push_back(std::move(table));
   }
+  if (!writable) return;
+  std::vector<HugePages::Column> columns;
+  for (const Table& table : tables_) {
+    for (const Table::Column* column : {&table.weights, &table.state, &table.touched, &table.tags}) {
+      if (column->file) columns.push_back({column->file.get(), column->pages.get()});
+    }
+  }
+  huge_pages_.reset(new HugePages(columns));
 }
 
 void InPlaceStore::prepare(std::size_t index, const WorkingRows& working, std::size_t begin, std::size_t end) {

@@ -10,7 +10,6 @@
 // - With row checksums, every row that is copied from home is checked; one that does not hold is never handed out.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -19,7 +18,10 @@
 #include <string>
 #include <vector>
 
+#include "base/forks.h"
 #include "base/format.h"
+#include "in_place/allocated_pages.h"
+#include "in_place/huge_pages.h"
 #include "kernels/kernels.h"
 #include "layout/label.h"
 #include "media/medium.h"
@@ -28,37 +30,6 @@
 #include "rows/row_values.h"
 
 namespace holdfast {
-
-// Which pages of a file are known to have space.
-class AllocatedPages {
- public:
-  // num_pages: that the file has; fewer than its size says, where it is joined of pieces.
-  AllocatedPages(File& file, std::size_t num_pages);
-  // Whether all of the file's pages are known.
-  bool complete() const { return num_unknown_.load(std::memory_order_relaxed) == 0; }
-  // Allocates the pages of [offset, offset + bytes) that are not known yet; bytes > 0. Thread-safe.
-  void ensure(std::size_t offset, std::size_t bytes) {
-    const std::size_t first = offset / format::block_bytes;
-    const std::size_t last = (offset + bytes - 1) / format::block_bytes;
-    if (last - first <= 1 && known(first) && known(last)) return;
-    allocate(first, last);
-  }
-
- private:
-  bool known(std::size_t page) const {
-    return (words_[page / 64].load(std::memory_order_relaxed) >> (page % 64) & 1) != 0;
-  }
-  void allocate(std::size_t first_page, std::size_t last_page);
-
-  File& file_;
-  std::atomic<std::size_t> num_unknown_;
-  // Anonymous zero pages: a file of terabytes costs nothing until pages are touched.
-  struct Unmap {
-    std::size_t bytes;
-    void operator()(std::atomic<std::uint64_t>* words) const;
-  };
-  std::unique_ptr<std::atomic<std::uint64_t>[], Unmap> words_;
-};
 
 class InPlaceStore {
  public:
@@ -146,6 +117,7 @@ class InPlaceStore {
   Medium& medium_;
   const Kernels& kernels_;
   std::vector<Table> tables_;
+  OwnedHere<HugePages> huge_pages_;  // of the tables' files, where they are written; ends before these
 };
 
 }  // namespace holdfast

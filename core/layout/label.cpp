@@ -58,6 +58,11 @@ class LabelledFile final : public File {
   std::size_t next_data(std::size_t offset) const override {
     return std::min(whole_->next_data(origin_ + offset) - origin_, size_);
   }
+  std::size_t next_hole(std::size_t offset) const override {
+    return std::min(whole_->next_hole(origin_ + offset) - origin_, size_);
+  }
+  bool may_lie_in_huge_pages() const override { return origin_ == 0 && whole_->may_lie_in_huge_pages(); }
+  Moved move_to_huge_page(std::size_t offset) override { return whole_->move_to_huge_page(offset); }
   void resize(std::size_t bytes) override {
     if (origin_ == 0) throw Error(ErrorKind::config, name_ + ": a file whose label is its end keeps its size");
     whole_->resize(origin_ + bytes);

@@ -18,6 +18,7 @@
 #include "layout/row_log_place.h"
 #include "layout/superblock.h"
 #include "media/directory.h"
+#include "media/ground.h"
 #include "media/medium.h"
 
 namespace holdfast {
@@ -116,6 +117,11 @@ void remove_file(const fs::path& path) {
 bool is_unpublished(const std::string& directory) { return has_name(directory + "/" + unpublished_name); }
 
 void mark_unpublished(const std::string& directory) {
+  if (ground_of(directory).words == "hugetlbfs") {
+    throw Error(ErrorKind::config, directory +
+                                       " lies on hugetlbfs, whose files are mapped and never written: put the pool on "
+                                       "tmpfs (/dev/shm), where tables are moved into huge pages as they fill");
+  }
   const std::string path = directory + "/" + unpublished_name;
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
   int error = fd < 0 ? errno : 0;

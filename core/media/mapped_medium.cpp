@@ -25,6 +25,9 @@
 #ifndef MAP_SYNC
 #define MAP_SYNC 0x80000
 #endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
 #ifndef MAP_SHARED_VALIDATE
 #define MAP_SHARED_VALIDATE 0x03
 #endif
@@ -109,12 +112,29 @@ void overwrite_in_place(int fd) {
   static_cast<void>(::ioctl(fd, FS_IOC_SETFLAGS, &flags));
 }
 
+// Addresses for so many bytes, from where a huge page may begin on; null where there are none. The kernel puts a file of
+// another length anywhere.
+std::byte* reserve_addresses(std::size_t bytes) {
+  const std::size_t kept = format::align_up(bytes, format::block_bytes);
+  void* mapped = ::mmap(nullptr, kept + huge_page_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  const auto address = reinterpret_cast<std::uintptr_t>(mapped);
+  const std::size_t before = format::align_up(address, huge_page_bytes) - address;
+  std::byte* const begin = static_cast<std::byte*>(mapped) + before;
+  if (before != 0) ::munmap(mapped, before);
+  ::munmap(begin + kept, huge_page_bytes - before);
+  return begin;
+}
+
 class MappedFile final : public File {
  public:
   // at: where it is mapped, in memory that the caller gives back; null: wherever there is room.
   MappedFile(std::string path, int fd, std::size_t bytes, bool writable, bool dax, bool synced, Access access,
              std::byte* at = nullptr)
       : File(std::move(path)), fd_(fd), writable_(writable), dax_(dax), synced_(synced), access_(access) {
+    struct statfs system{};
+    in_memory_ = ::fstatfs(fd_, &system) == 0 && system.f_type == TMPFS_MAGIC;
+    is_own_ = at == nullptr;
     if (synced_ && writable_) direct_fd_ = ::open(name_.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC);  // or not
     void* address = mapped(bytes, at);
     if (address == MAP_FAILED) {
@@ -125,7 +145,6 @@ class MappedFile final : public File {
     }
     data_ = static_cast<std::byte*>(address);
     size_ = bytes;
-    is_own_ = at == nullptr;
   }
   ~MappedFile() override {
     if (data_ != nullptr && is_own_) ::munmap(data_, std::max<std::size_t>(size_, 1));
@@ -148,6 +167,22 @@ class MappedFile final : public File {
     const off_t found = ::lseek(fd_, static_cast<off_t>(offset), SEEK_DATA);
     if (found < 0) return errno == ENXIO ? size_ : offset;  // not every file system knows its holes
     return std::min(static_cast<std::size_t>(found), size_);
+  }
+
+  std::size_t next_hole(std::size_t offset) const override {
+    const off_t found = ::lseek(fd_, static_cast<off_t>(offset), SEEK_HOLE);
+    return found < 0 ? offset : std::min(static_cast<std::size_t>(found), size_);
+  }
+
+  bool may_lie_in_huge_pages() const override {
+    return in_memory_ && writable_ && reinterpret_cast<std::uintptr_t>(data_) % huge_page_bytes == 0;
+  }
+
+  Moved move_to_huge_page(std::size_t offset) override {
+    if (::madvise(data_ + offset, huge_page_bytes, MADV_COLLAPSE) == 0) return Moved::yes;
+    // Memory is short or scattered; somebody has a page at hand. Kernels that know no such thing say EINVAL.
+    const bool is_passing = errno == ENOMEM || errno == EAGAIN || errno == EBUSY || errno == EINTR || errno == ENOSPC;
+    return is_passing ? Moved::not_now : Moved::no;
   }
 
   void resize(std::size_t bytes) override {
@@ -198,9 +233,17 @@ class MappedFile final : public File {
   // Where the file's first bytes are mapped, or MAP_FAILED. at: where to, or null.
   void* mapped(std::size_t bytes, std::byte* at) const {
     const int protection = PROT_READ | (writable_ ? PROT_WRITE : 0);
+    std::byte* const reserved =
+        at == nullptr && in_memory_ && bytes >= huge_page_bytes ? reserve_addresses(bytes) : nullptr;
+    if (reserved != nullptr) at = reserved;
     const int flags = (dax_ ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED) | (at != nullptr ? MAP_FIXED : 0);
     void* address = ::mmap(at, std::max<std::size_t>(bytes, 1), protection, flags, fd_, 0);
-    if (address == MAP_FAILED) return address;
+    if (address == MAP_FAILED) {
+      const int error = errno;
+      if (reserved != nullptr) ::munmap(reserved, bytes);
+      errno = error;
+      return address;
+    }
     // Read-ahead around a random row costs up to a millisecond a fault. Huge pages only where all of a file is used: on
     // a sparse one every touched row would take 2 MiB.
     ::madvise(address, bytes, access_ == Access::random ? MADV_RANDOM : MADV_HUGEPAGE);
@@ -248,7 +291,8 @@ class MappedFile final : public File {
 
   int fd_;
   int direct_fd_ = -1;
-  bool is_own_ = true;
+  bool in_memory_ = false;  // on tmpfs
+  bool is_own_ = true;      // not at addresses of the caller's
   bool writable_;
   bool dax_;
   bool synced_;
@@ -262,10 +306,8 @@ class JoinedFile final : public File {
   JoinedFile(std::string name, std::size_t bytes) : File(std::move(name)) {
     size_ = bytes;
     if (bytes == 0) return;
-    void* address = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (address == MAP_FAILED)
-      throw_errno("finding addresses for " + std::to_string(bytes) + " bytes of " + name_, errno);
-    data_ = static_cast<std::byte*>(address);
+    data_ = reserve_addresses(bytes);
+    if (data_ == nullptr) throw_errno("finding addresses for " + std::to_string(bytes) + " bytes of " + name_, errno);
   }
   ~JoinedFile() override {
     if (data_ != nullptr) ::munmap(data_, size_);
@@ -294,6 +336,19 @@ class JoinedFile final : public File {
       }
     }
     return size_;
+  }
+  std::size_t next_hole(std::size_t offset) const override {
+    const Piece& piece = piece_of(offset);
+    return piece.offset + piece.file->next_hole(offset - piece.offset);
+  }
+  bool may_lie_in_huge_pages() const override {
+    return std::ranges::any_of(pieces_, [](const Piece& piece) { return piece.file->may_lie_in_huge_pages(); });
+  }
+  Moved move_to_huge_page(std::size_t offset) override {
+    const auto piece = piece_before(offset);
+    const bool is_of_one = piece != pieces_.end() && offset + huge_page_bytes <= piece->offset + piece->file->size();
+    if (!is_of_one || !piece->file->may_lie_in_huge_pages()) return Moved::no;
+    return piece->file->move_to_huge_page(offset - piece->offset);
   }
   void resize(std::size_t) override {
     throw Error(ErrorKind::config, name_ + ": files that are joined keep their size");

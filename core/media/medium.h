@@ -25,6 +25,9 @@
 
 namespace holdfast {
 
+// What a huge page of the processor holds, where pages of 4 KiB are the small ones.
+constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
+
 // One file, mapped whole. A range that was never allocated reads as zeros.
 class File {
  public:
@@ -44,6 +47,14 @@ class File {
   virtual void allocate(std::size_t offset, std::size_t bytes) = 0;
   // The first offset at or after `offset` that may hold something else than zeros; size() when there is none.
   virtual std::size_t next_data(std::size_t offset) const = 0;
+  // The first offset at or after `offset` that may hold nothing; `offset` itself where that cannot be told.
+  virtual std::size_t next_hole(std::size_t offset) const { return offset; }
+  // Whether some of it lies in memory, mapped where huge pages may begin.
+  virtual bool may_lie_in_huge_pages() const { return false; }
+  enum class Moved { yes, not_now, no };
+  // Moves what is at [offset, offset + huge_page_bytes) into one huge page, and fills holes there. The same bytes at the
+  // same addresses, beside whoever reads or writes them. offset: a multiple of huge_page_bytes.
+  virtual Moved move_to_huge_page(std::size_t) { return Moved::no; }
   // Grows or shrinks the file; data() may move. Where it throws, the old mapping is there.
   virtual void resize(std::size_t bytes) = 0;
   // Stores bytes that nobody keeps an address of; flush and fence mean the same for them. Cheaper than stores where
@@ -65,7 +76,7 @@ enum class Access { random, sequential };
 struct JoinedPiece {
   std::string name;
   std::size_t offset;  // where it begins in the whole, a multiple of block_bytes
-  std::size_t bytes;   // of it that are mapped, from its first on
+  std::size_t bytes;  // of it that are mapped, from its first on
   std::size_t file_bytes;  // its size
 };
 

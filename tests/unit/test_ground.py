@@ -16,7 +16,7 @@ from holdfast import Pool, _core
 from holdfast.admin.digest import digest_pool
 from holdfast.admin.inspection import inspect_pool
 from holdfast.admin.repair import problems_of
-from holdfast.errors import Corrupted, PoolError
+from holdfast.errors import ConfigError, Corrupted, PoolError
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
 
@@ -162,3 +162,11 @@ def test_making_a_pool_truncates_nothing_that_a_link_points_to(pool_root: Path, 
     _core.mark_unpublished(str(pool_root / "pool"))  # so they look like what a creation left that did not end
     make(pool_root / "pool", log_store=False)
     assert victim.read_text() == "precious"
+
+
+@needs_root
+def test_a_pool_on_hugetlbfs_is_sent_to_tmpfs(tmp_path: Path) -> None:
+    with mounted(tmp_path / "huge", "-t", "hugetlbfs", "none") as huge:
+        with pytest.raises(ConfigError, match=r"hugetlbfs, whose files are mapped and never written: put the pool on "):
+            make(huge / "pool", log_store=False)
+        assert [path.name for path in (huge / "pool").iterdir()] in ([], ["lock"])
