@@ -16,7 +16,7 @@ constexpr std::size_t small_pages = huge_page_bytes / format::block_bytes;
 constexpr std::size_t enough_pages = small_pages - small_pages / 8;
 constexpr std::uint8_t most_tries = 5;
 constexpr std::uint8_t settled = 255;
-constexpr double rest_share = 3.0;  // of the time that moving one took
+constexpr double rest_share = 15.0;  // of the time that moving one took: training would miss more
 constexpr double first_pause_s = 1.0;
 constexpr double longest_pause_s = 60.0;
 

@@ -7,7 +7,7 @@
 // Invariants
 // - It changes no byte, and a file grows by a seventh of what is in it at most: only where nearly all small pages of a
 //   huge one are there are they moved.
-// - Nothing waits for it, and what the kernel refuses stays as it is. It takes a quarter of a thread's time.
+// - Nothing waits for it, and what the kernel refuses stays as it is. It takes a sixteenth of a thread's time.
 // - The files, and what is known of their pages, outlive it.
 #pragma once
 

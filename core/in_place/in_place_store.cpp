@@ -302,6 +302,8 @@ void InPlaceStore::import_rows(std::size_t index, const ImportedRows& imported) 
   const bool are_there = std::ranges::all_of(rows, [&](std::uint64_t row) { return table.has_range(row, 1); });
   if (!are_there) throw Error(ErrorKind::config, "imported rows do not fit table '" + table.name + "'");
   const WorkingRows working{rows.data(), nullptr, nullptr};
+  const bool are_neighbours = !rows.empty() && rows.back() - rows.front() == rows.size() - 1;
+  if (are_neighbours && std::ranges::is_sorted(rows)) allocate_rows(table, rows.front(), rows.size());
   prepare(index, working, 0, rows.size());
   const HomeRows home = table.home();
   const std::size_t state_bytes = home.state == nullptr ? 0 : table.state_bytes();
@@ -313,6 +315,15 @@ void InPlaceStore::import_rows(std::size_t index, const ImportedRows& imported) 
     rows[i] |= fresh_bit;  // flush its touched bit too
   }
   finish_rows(table, working, 0, rows.size());
+}
+
+void InPlaceStore::allocate_rows(const Table& table, std::uint64_t first, std::size_t num_rows) {
+  const auto allocate = [&](const Table::Column& column, std::size_t row_bytes) {
+    if (column.file) column.pages->ensure(first * row_bytes, num_rows * row_bytes);
+  };
+  allocate(table.weights, table.weight_bytes());
+  allocate(table.state, table.state_bytes());
+  allocate(table.tags, RowChecksums::row_bytes);
 }
 
 std::vector<std::uint64_t> InPlaceStore::touched_rows(std::size_t index, std::uint64_t first, std::size_t count) const {

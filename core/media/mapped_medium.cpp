@@ -154,6 +154,7 @@ class MappedFile final : public File {
 
   void allocate(std::size_t offset, std::size_t bytes) override {
     if (bytes == 0) return;
+    if (may_lie_in_huge_pages()) take_huge_pages(offset, bytes);
     int error = has_room_for(offset, bytes) ? 0 : errno;
     if (error == ENOSPC && has_blocks_for(bytes) && has_room_in_parts(offset, bytes)) error = 0;
     if (error == EOPNOTSUPP) {
@@ -259,6 +260,19 @@ class MappedFile final : public File {
     return true;
   }
 
+  // Of a range that holds nothing: huge pages, which take less time than as many small ones. Where the kernel gives none, it
+  // is allocated as ever.
+  void take_huge_pages(std::size_t offset, std::size_t bytes) {
+    const std::size_t end = (offset + bytes) / huge_page_bytes * huge_page_bytes;
+    for (std::size_t begin = format::align_up(offset, huge_page_bytes); begin < end; begin += huge_page_bytes) {
+      if (next_data(begin) < begin + huge_page_bytes) continue;
+      if (!has_room_for(begin, format::block_bytes)) return;
+      volatile std::byte* const first = data_ + begin;
+      *first = *first;  // the kernel moves no page that is not mapped
+      if (move_to_huge_page(begin) != Moved::yes) return;
+    }
+  }
+
   // XFS wants as much free space as a range is long, also where the file has all of its blocks already.
   bool has_room_in_parts(std::size_t offset, std::size_t bytes) const {
     if (has_room_for(offset, bytes)) return true;
@@ -320,10 +334,15 @@ class JoinedFile final : public File {
     return piece.file->place(offset - piece.offset);
   }
   void allocate(std::size_t offset, std::size_t bytes) override {
-    if (bytes == 0) return;
-    const Piece& piece = piece_of(offset);
-    const std::size_t from = offset - piece.offset;
-    piece.file->allocate(from, std::min(bytes, piece.file->size() - from));
+    const std::size_t end = offset + bytes;
+    while (offset < end) {
+      const Piece& piece = piece_of(offset);
+      const std::size_t from = offset - piece.offset;
+      const std::size_t part = std::min(end - offset, piece.file->size() - from);
+      piece.file->allocate(from, part);
+      offset += part;
+      if (is_beside(offset)) return;  // what is asked for is whole pages, of which a piece's last one may lack an end
+    }
   }
   std::size_t next_data(std::size_t offset) const override {
     auto piece = piece_before(offset);
@@ -371,12 +390,15 @@ class JoinedFile final : public File {
     const auto after = std::ranges::upper_bound(pieces_, offset, {}, &Piece::offset);
     return after == pieces_.begin() ? pieces_.end() : after - 1;
   }
-  const Piece& piece_of(std::size_t offset) const {
+  bool is_beside(std::size_t offset) const {
     const auto piece = piece_before(offset);
-    if (piece == pieces_.end() || offset - piece->offset >= piece->file->size()) {
+    return piece == pieces_.end() || offset - piece->offset >= piece->file->size();
+  }
+  const Piece& piece_of(std::size_t offset) const {
+    if (is_beside(offset)) {
       throw Error(ErrorKind::config, name_ + ": nothing is mapped at offset " + std::to_string(offset));
     }
-    return *piece;
+    return *piece_before(offset);
   }
 
   std::vector<Piece> pieces_;

@@ -13,6 +13,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -145,6 +146,37 @@ void pieces_are_moved_where_they_begin_at_huge_pages(const TemporaryDirectory& d
   for (const JoinedPiece& piece : pieces) check_filled(*file, piece.offset / small, piece.bytes / small);
 }
 
+void a_range_over_several_pieces_is_allocated_in_all_of_them(const TemporaryDirectory& directory) {
+  const auto medium = open_mapped_medium(directory.path());
+  for (const char* name : {"a", "b", "c"}) medium->create(name, 3 * small, Access::random);
+  const auto file = medium->open_joined({{"a", 0, 3 * small, 3 * small},
+                                         {"b", 3 * small, 3 * small, 3 * small},
+                                         {"c", 6 * small, 2 * small + 8, 3 * small}},
+                                        8 * small + 8, true, Access::random);
+  AllocatedPages pages(*file, 9);
+  pages.ensure(2 * small, 6 * small + 8);
+  struct stat status{};
+  for (const auto& [name, num_pages] : {std::pair{"a", 1}, {"b", 3}, {"c", 3}}) {
+    CHECK(::stat((directory.path() + "/" + name).c_str(), &status) == 0);
+    CHECK(static_cast<std::size_t>(status.st_blocks) * 512 == static_cast<std::size_t>(num_pages) * small);
+  }
+}
+
+void what_is_allocated_in_one_piece_has_huge_pages_at_once(const TemporaryDirectory& directory, bool can) {
+  const std::size_t num_small = 5 * small_in_huge;
+  const auto file = open_file(directory, "written", num_small);
+  AllocatedPages pages(*file, num_small);
+  fill(*file, pages, 2 * small_in_huge + 7, 1);  // somebody has begun with the third
+  const std::size_t from = huge_page_bytes - small;
+  pages.ensure(from, file->size() - from - small);  // of the second and the fourth all
+  CHECK(in_huge_pages(file->data()) == (can ? 2 : 0) * huge_page_bytes);
+  CHECK(bytes_on_medium(*file) == file->size() - from - small);
+  check_filled(*file, 2 * small_in_huge + 7, 1);
+  fill(*file, pages, 0, num_small);
+  check_filled(*file, 0, num_small);
+  CHECK(bytes_on_medium(*file) == file->size() && pages.complete());
+}
+
 void no_store_is_lost_meanwhile(const TemporaryDirectory& directory, std::uint64_t seed, bool can) {
   constexpr std::size_t num_huge = 6;
   constexpr std::size_t num_threads = 3;
@@ -211,6 +243,8 @@ int main(int argc, char** argv) {
   holdfast::what_is_nearly_all_there_is_moved_and_the_rest_takes_no_memory(directory, can);
   holdfast::what_an_earlier_life_wrote_is_known(directory, can);
   holdfast::pieces_are_moved_where_they_begin_at_huge_pages(directory, can);
+  holdfast::a_range_over_several_pieces_is_allocated_in_all_of_them(directory);
+  holdfast::what_is_allocated_in_one_piece_has_huge_pages_at_once(directory, can);
   holdfast::no_store_is_lost_meanwhile(directory, seed, can);
   holdfast::it_ends_when_it_is_told_to(directory);
   holdfast::what_is_small_or_on_a_disk_is_left_alone(directory);
