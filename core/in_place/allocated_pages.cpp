@@ -6,16 +6,11 @@
 #include <new>
 
 namespace holdfast {
-namespace {
-
-constexpr std::size_t page_bytes = format::block_bytes;
-
-}  // namespace
 
 void AllocatedPages::Unmap::operator()(std::atomic<std::uint64_t>* words) const { ::munmap(words, bytes); }
 
 AllocatedPages::AllocatedPages(File& file, std::size_t num_pages) : file_(file), num_unknown_(num_pages) {
-  const std::size_t bytes = (file.size() / page_bytes / 64 + 2) * 8;
+  const std::size_t bytes = (file.size() / format::block_bytes / 64 + 2) * 8;
   void* words = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (words == MAP_FAILED) throw std::bad_alloc();
   words_ = {static_cast<std::atomic<std::uint64_t>*>(words), Unmap{bytes}};
@@ -26,8 +21,8 @@ void AllocatedPages::allocate(std::size_t first, std::size_t last) {
     if (known(page)) continue;
     std::size_t end = page + 1;
     while (end <= last && !known(end)) ++end;
-    const std::size_t from = page * page_bytes;
-    file_.allocate(from, std::min(end * page_bytes, file_.size()) - from);
+    const std::size_t from = page * format::block_bytes;
+    file_.allocate(from, std::min(end * format::block_bytes, file_.size()) - from);
     note(page, end);
     page = end;
   }
