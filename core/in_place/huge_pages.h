@@ -42,7 +42,7 @@ class HugePages {
     Column column;
     std::vector<std::uint8_t> tries;  // of each huge page, `settled` where there is nothing left to try
   };
-  enum class Pass { complete, moved_some, moved_none };
+  enum class Pass { complete, moved_some, moved_none };  // complete: nothing is left to do, or time is up
 
   void run();
   void learn_pages(const Column& column);

@@ -260,11 +260,16 @@ class MappedFile final : public File {
     return true;
   }
 
-  // Of a range that holds nothing: huge pages, which take less time than as many small ones. Where the kernel gives none, it
-  // is allocated as ever.
+  // Of a range that holds nothing: huge pages, which take less time than as many small ones. Where the kernel gives none,
+  // or the file system has no room for all of the range, it is allocated as ever.
   void take_huge_pages(std::size_t offset, std::size_t bytes) {
     const std::size_t end = (offset + bytes) / huge_page_bytes * huge_page_bytes;
-    for (std::size_t begin = format::align_up(offset, huge_page_bytes); begin < end; begin += huge_page_bytes) {
+    std::size_t begin = format::align_up(offset, huge_page_bytes);
+    struct statfs system{};
+    if (begin >= end || ::fstatfs(fd_, &system) != 0) return;
+    const bool is_limited = system.f_blocks != 0;
+    if (is_limited && system.f_bavail * static_cast<std::size_t>(system.f_bsize) < bytes) return;
+    for (; begin < end; begin += huge_page_bytes) {
       if (next_data(begin) < begin + huge_page_bytes) continue;
       if (!has_room_for(begin, format::block_bytes)) return;
       volatile std::byte* const first = data_ + begin;
