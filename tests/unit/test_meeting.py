@@ -177,7 +177,7 @@ def test_a_rank_0_to_which_nobody_comes_ends_with_a_status_of_its_own() -> None:
         with held_port() as port:
             here = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             alone = subprocess.run(
-                [sys.executable, "-c", ALONE], env=os.environ | here, capture_output=True, text=True, timeout=60
+                [sys.executable, "-c", ALONE], env=os.environ | here, capture_output=True, text=True, timeout=120
             )
         assert (alone.returncode, alone.stderr) == (7, "")
         assert "waited 0.2 s for rank 1 to be there" in alone.stdout
