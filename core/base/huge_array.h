@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/format.h"
+#include "base/huge_mapping.h"
 
 namespace holdfast {
 
@@ -22,19 +23,9 @@ class HugeArray {
   HugeArray() = default;
   explicit HugeArray(std::size_t size) : size_(size) {
     if (size == 0) return;
-    // The kernel puts what is no multiple of a huge page anywhere: more is mapped, and given back around the array.
-    const std::size_t kept = format::align_up(bytes(), small_page);
-    const std::size_t alignment = kept < huge_page ? small_page : huge_page;
-    const std::size_t spare = alignment - small_page;
-    void* mapped =
-        ::mmap(nullptr, kept + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mapped == MAP_FAILED) throw std::bad_alloc();
-    const auto address = reinterpret_cast<std::uintptr_t>(mapped);
-    const std::size_t before = format::align_up(address, alignment) - address;
-    std::byte* begin = static_cast<std::byte*>(mapped) + before;
-    if (before != 0) ::munmap(mapped, before);
-    if (before != spare) ::munmap(begin + kept, spare - before);
-    ::madvise(begin, kept, MADV_HUGEPAGE);
+    std::byte* const begin = map_for_huge_pages(bytes(), PROT_READ | PROT_WRITE);
+    if (begin == nullptr) throw std::bad_alloc();
+    ::madvise(begin, bytes(), MADV_HUGEPAGE);
     data_ = reinterpret_cast<T*>(begin);
   }
   ~HugeArray() {
@@ -56,8 +47,8 @@ class HugeArray {
   // Elements [begin, end) are zeros by now: those of whole huge pages take no memory until they are touched again. Returns
   // the first one that it is worth to begin with next time.
   std::size_t give_back(std::size_t begin, std::size_t end) const {
-    const std::size_t from = format::align_up(begin * sizeof(T), huge_page);
-    const std::size_t to = end * sizeof(T) / huge_page * huge_page;
+    const std::size_t from = format::align_up(begin * sizeof(T), huge_page_bytes);
+    const std::size_t to = end * sizeof(T) / huge_page_bytes * huge_page_bytes;
     if (from >= to) return begin;
     ::madvise(reinterpret_cast<std::byte*>(data_) + from, to - from, MADV_DONTNEED);
     return to / sizeof(T);
@@ -70,9 +61,6 @@ class HugeArray {
   T* end() const { return data_ + size_; }
 
  private:
-  static constexpr std::size_t small_page = 4096;
-  static constexpr std::size_t huge_page = std::size_t{2} << 20;
-
   std::size_t bytes() const { return size_ * sizeof(T); }
 
   T* data_ = nullptr;

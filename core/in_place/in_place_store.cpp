@@ -86,6 +86,14 @@ InPlaceStore::Table::Column open_column(Medium& medium, const RowTable& table, s
   return {std::move(file), std::move(allocated)};
 }
 
+// Of rows [first, first + num_rows), which one writer owns: all of their pages at once, large ones where there are any.
+void allocate_rows(const InPlaceStore::Table& table, std::uint64_t first, std::size_t num_rows) {
+  for (const ColumnShape& shape : shapes_of(table, table.tags.file != nullptr)) {
+    const std::size_t row_bytes = shape.row_bytes;
+    if (row_bytes != 0) (table.*shape.column).pages->ensure(first * row_bytes, num_rows * row_bytes);
+  }
+}
+
 }  // namespace
 
 HomeRows InPlaceStore::Table::home() const {
@@ -121,22 +129,18 @@ std::vector<LabelledName> InPlaceStore::files(const std::vector<RowTable>& table
 
 InPlaceStore::InPlaceStore(Medium& medium, std::vector<RowTable> tables, bool row_checksums, bool writable)
     : medium_(medium), kernels_(best_kernels()) {
+  std::vector<HugePages::Column> columns;
   for (std::size_t i = 0; i < tables.size(); ++i) {
     Table table{std::move(tables[i]), {}, {}, {}, {}};
     if (table.layout) allow_many_files();
     for (const ColumnShape& shape : shapes_of(table, row_checksums)) {
-      table.*shape.column = open_column(medium, table, i, shape, writable);
+      Table::Column& column = table.*shape.column;
+      column = open_column(medium, table, i, shape, writable);
+      columns.push_back({column.file.get(), column.pages.get()});
     }
     tables_.push_back(std::move(table));
   }
-  if (!writable) return;
-  std::vector<HugePages::Column> columns;
-  for (const Table& table : tables_) {
-    for (const Table::Column* column : {&table.weights, &table.state, &table.touched, &table.tags}) {
-      if (column->file) columns.push_back({column->file.get(), column->pages.get()});
-    }
-  }
-  huge_pages_.reset(new HugePages(columns));
+  if (writable) huge_pages_.reset(new HugePages(columns));
 }
 
 void InPlaceStore::prepare(std::size_t index, const WorkingRows& working, std::size_t begin, std::size_t end) {
@@ -315,15 +319,6 @@ void InPlaceStore::import_rows(std::size_t index, const ImportedRows& imported) 
     rows[i] |= fresh_bit;  // flush its touched bit too
   }
   finish_rows(table, working, 0, rows.size());
-}
-
-void InPlaceStore::allocate_rows(const Table& table, std::uint64_t first, std::size_t num_rows) {
-  const auto allocate = [&](const Table::Column& column, std::size_t row_bytes) {
-    if (column.file) column.pages->ensure(first * row_bytes, num_rows * row_bytes);
-  };
-  allocate(table.weights, table.weight_bytes());
-  allocate(table.state, table.state_bytes());
-  allocate(table.tags, RowChecksums::row_bytes);
 }
 
 std::vector<std::uint64_t> InPlaceStore::touched_rows(std::size_t index, std::uint64_t first, std::size_t count) const {

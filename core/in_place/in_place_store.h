@@ -112,8 +112,6 @@ class InPlaceStore {
                                          std::vector<std::uint64_t>& rows);
   static void hold_back(const Table& table, const WorkingRows& working, const std::uint32_t* forward,
                         const WorkingRows* next, std::size_t begin, std::size_t end);
-  // Of rows [first, first + num_rows), which one writer owns: all of their pages at once, large ones where there are any.
-  static void allocate_rows(const Table& table, std::uint64_t first, std::size_t num_rows);
   void finish_rows(const Table& table, const WorkingRows& working, std::size_t begin, std::size_t end);
 
   Medium& medium_;

@@ -1,6 +1,8 @@
 #include "layout/unpublished.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,7 +20,6 @@
 #include "layout/row_log_place.h"
 #include "layout/superblock.h"
 #include "media/directory.h"
-#include "media/ground.h"
 #include "media/medium.h"
 
 namespace holdfast {
@@ -117,7 +118,8 @@ void remove_file(const fs::path& path) {
 bool is_unpublished(const std::string& directory) { return has_name(directory + "/" + unpublished_name); }
 
 void mark_unpublished(const std::string& directory) {
-  if (ground_of(directory).words == "hugetlbfs") {
+  struct statfs system{};
+  if (::statfs(directory.c_str(), &system) == 0 && system.f_type == HUGETLBFS_MAGIC) {
     throw Error(ErrorKind::config, directory +
                                        " lies on hugetlbfs, whose files are mapped and never written: put the pool on "
                                        "tmpfs (/dev/shm), where tables are moved into huge pages as they fill");

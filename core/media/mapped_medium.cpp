@@ -112,20 +112,6 @@ void overwrite_in_place(int fd) {
   static_cast<void>(::ioctl(fd, FS_IOC_SETFLAGS, &flags));
 }
 
-// Addresses for so many bytes, from where a huge page may begin on; null where there are none. The kernel puts a file of
-// another length anywhere.
-std::byte* reserve_addresses(std::size_t bytes) {
-  const std::size_t kept = format::align_up(bytes, format::block_bytes);
-  void* mapped = ::mmap(nullptr, kept + huge_page_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapped == MAP_FAILED) return nullptr;
-  const auto address = reinterpret_cast<std::uintptr_t>(mapped);
-  const std::size_t before = format::align_up(address, huge_page_bytes) - address;
-  std::byte* const begin = static_cast<std::byte*>(mapped) + before;
-  if (before != 0) ::munmap(mapped, before);
-  ::munmap(begin + kept, huge_page_bytes - before);
-  return begin;
-}
-
 class MappedFile final : public File {
  public:
   // at: where it is mapped, in memory that the caller gives back; null: wherever there is room.
@@ -235,7 +221,7 @@ class MappedFile final : public File {
   void* mapped(std::size_t bytes, std::byte* at) const {
     const int protection = PROT_READ | (writable_ ? PROT_WRITE : 0);
     std::byte* const reserved =
-        at == nullptr && in_memory_ && bytes >= huge_page_bytes ? reserve_addresses(bytes) : nullptr;
+        at == nullptr && in_memory_ && bytes >= huge_page_bytes ? map_for_huge_pages(bytes, PROT_NONE) : nullptr;
     if (reserved != nullptr) at = reserved;
     const int flags = (dax_ ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED) | (at != nullptr ? MAP_FIXED : 0);
     void* address = ::mmap(at, std::max<std::size_t>(bytes, 1), protection, flags, fd_, 0);
@@ -325,7 +311,7 @@ class JoinedFile final : public File {
   JoinedFile(std::string name, std::size_t bytes) : File(std::move(name)) {
     size_ = bytes;
     if (bytes == 0) return;
-    data_ = reserve_addresses(bytes);
+    data_ = map_for_huge_pages(bytes, PROT_NONE);
     if (data_ == nullptr) throw_errno("finding addresses for " + std::to_string(bytes) + " bytes of " + name_, errno);
   }
   ~JoinedFile() override {
@@ -339,14 +325,14 @@ class JoinedFile final : public File {
     return piece.file->place(offset - piece.offset);
   }
   void allocate(std::size_t offset, std::size_t bytes) override {
+    if (bytes == 0) return;
     const std::size_t end = offset + bytes;
-    while (offset < end) {
-      const Piece& piece = piece_of(offset);
-      const std::size_t from = offset - piece.offset;
-      const std::size_t part = std::min(end - offset, piece.file->size() - from);
-      piece.file->allocate(from, part);
+    // What is asked for is whole pages, of which a piece's last one may lack an end.
+    for (const Piece* piece = &piece_of(offset); piece != nullptr && offset < end; piece = piece_at(offset)) {
+      const std::size_t from = offset - piece->offset;
+      const std::size_t part = std::min(end - offset, piece->file->size() - from);
+      piece->file->allocate(from, part);
       offset += part;
-      if (is_beside(offset)) return;  // what is asked for is whole pages, of which a piece's last one may lack an end
     }
   }
   std::size_t next_data(std::size_t offset) const override {
@@ -369,8 +355,8 @@ class JoinedFile final : public File {
     return std::ranges::any_of(pieces_, [](const Piece& piece) { return piece.file->may_lie_in_huge_pages(); });
   }
   Moved move_to_huge_page(std::size_t offset) override {
-    const auto piece = piece_before(offset);
-    const bool is_of_one = piece != pieces_.end() && offset + huge_page_bytes <= piece->offset + piece->file->size();
+    const Piece* piece = piece_at(offset);
+    const bool is_of_one = piece != nullptr && offset + huge_page_bytes <= piece->offset + piece->file->size();
     if (!is_of_one || !piece->file->may_lie_in_huge_pages()) return Moved::no;
     return piece->file->move_to_huge_page(offset - piece->offset);
   }
@@ -395,15 +381,17 @@ class JoinedFile final : public File {
     const auto after = std::ranges::upper_bound(pieces_, offset, {}, &Piece::offset);
     return after == pieces_.begin() ? pieces_.end() : after - 1;
   }
-  bool is_beside(std::size_t offset) const {
+  // Null where nothing is mapped.
+  const Piece* piece_at(std::size_t offset) const {
     const auto piece = piece_before(offset);
-    return piece == pieces_.end() || offset - piece->offset >= piece->file->size();
+    return piece == pieces_.end() || offset - piece->offset >= piece->file->size() ? nullptr : &*piece;
   }
   const Piece& piece_of(std::size_t offset) const {
-    if (is_beside(offset)) {
+    const Piece* piece = piece_at(offset);
+    if (piece == nullptr) {
       throw Error(ErrorKind::config, name_ + ": nothing is mapped at offset " + std::to_string(offset));
     }
-    return *piece_before(offset);
+    return *piece;
   }
 
   std::vector<Piece> pieces_;

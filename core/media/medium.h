@@ -21,12 +21,10 @@
 #include <vector>
 
 #include "base/format.h"
+#include "base/huge_mapping.h"
 #include "media/dial.h"
 
 namespace holdfast {
-
-// What a huge page of the processor holds, where pages of 4 KiB are the small ones.
-constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
 
 // One file, mapped whole. A range that was never allocated reads as zeros.
 class File {

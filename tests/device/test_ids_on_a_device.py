@@ -38,12 +38,8 @@ def bags(step: int) -> dict[str, tuple[Tensor, Tensor]]:
     }
 
 
-def moved(bag: Any) -> Any:
-    return tuple(part.to(CUDA) for part in bag) if isinstance(bag, tuple) else bag.to(CUDA)
-
-
 def moved_bags(step: int) -> dict[str, Any]:
-    return {name: moved(bag) for name, bag in bags(step).items()}
+    return {name: (ids.to(CUDA), offsets.to(CUDA)) for name, (ids, offsets) in bags(step).items()}
 
 
 def weighted(step: int) -> JaggedFeatures:

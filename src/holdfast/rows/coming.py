@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast import _core
+from holdfast.rows.features import bounds_of
 from holdfast.rows.row_access import PlannedFeatures
 
 Tensors = tuple[tuple[Any, Tensor | None, int], ...]
@@ -46,10 +47,9 @@ def tensors_of(features: Any) -> Tensors:
             if isinstance(tensor, Tensor)
         )
     keys = tuple(features.keys())
-    offsets = features.offsets() if hasattr(features, "offsets") else features.lengths()
     return tuple(
         (keys, tensor, -1 if tensor is None else contents_of(tensor))
-        for tensor in (features.values(), offsets, features.weights_or_none())
+        for tensor in (features.values(), bounds_of(features), features.weights_or_none())
     )
 
 

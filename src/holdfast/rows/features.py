@@ -24,10 +24,16 @@ class KeyedJagged(Protocol):
     def weights_or_none(self) -> Tensor | None: ...
 
 
+def bounds_of(jagged: Any) -> Tensor:
+    """Its offsets, or what it has in place of them: the lengths."""
+    bounds: Tensor = jagged.offsets() if hasattr(jagged, "offsets") else jagged.lengths()
+    return bounds
+
+
 def offsets_of(jagged: KeyedJagged) -> Tensor:
     if hasattr(jagged, "offsets"):
         return jagged.offsets()
-    lengths: Tensor = jagged.lengths()  # type: ignore[attr-defined]
+    lengths = bounds_of(jagged)
     return torch.cat((torch.zeros(1, dtype=torch.int64, device=lengths.device), lengths.cumsum(0)))
 
 
@@ -38,14 +44,13 @@ def on_host(features: KeyedJagged | Mapping[str, Bags], wanted: Iterable[str]) -
         bags = {feature: features[feature] for feature in wanted}
         if not any(_is_far(tensor) for bag in bags.values() for tensor in _tensors_of(bag)):
             return features
-        near: dict[str, Any] = {feature: _copied(bag) for feature, bag in bags.items()}
         _warn_of_copies()
-        return near
-    values, offsets = features.values(), offsets_of(features)
-    if not (_is_far(values) or _is_far(offsets)):
+        return {feature: _copied(bag) for feature, bag in bags.items()}
+    if not (_is_far(features.values()) or _is_far(bounds_of(features))):
         return features
     _warn_of_copies()
-    return JaggedFeatures(list(features.keys()), values.cpu(), offsets.cpu(), features.weights_or_none())
+    ids, offsets = features.values().cpu(), offsets_of(features).cpu()
+    return JaggedFeatures(list(features.keys()), ids, offsets, features.weights_or_none())
 
 
 def plain(tensor: Tensor, what: str, dtype: torch.dtype | None) -> NDArray[Any]:

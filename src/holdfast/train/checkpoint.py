@@ -135,8 +135,7 @@ class Checkpoint:
             self._pool.write_dense(self._dense_state())
             self._pool.with_dense = (0,)
             if self._pool.group.world_size == 1:
-                self._has_resumed = True
-                self._expect_scaled_losses()
+                self._begin_life()
                 return 0
             saved = self._pool.dense_state()  # rank 0's: all ranks begin with its parameters
             assert saved is not None
@@ -147,8 +146,7 @@ class Checkpoint:
             self._loader.seek(self._pool.cursor)
         set_rng_state(generators)
         self._pool.with_dense = (step,)
-        self._has_resumed = True
-        self._expect_scaled_losses()
+        self._begin_life()
         return step
 
     def saved(self, name: str) -> Any:
@@ -219,7 +217,9 @@ class Checkpoint:
         self._pool.with_dense = (self._pool.step,)
         return self._pool.step
 
-    def _expect_scaled_losses(self) -> None:
+    def _begin_life(self) -> None:
+        """All is loaded: steps may come, whose losses are scaled as the scaler says."""
+        self._has_resumed = True
         scaler: Any = self._scaler
         if hasattr(scaler, "get_scale") and scaler.is_enabled():
             for collection in self._pool.collections:
