@@ -7,7 +7,8 @@ a merge is felt. The disk holds what was touched, not what the tables are. Print
     python -m larger.first_pass --steps 1500                 # trains a new pool, and stops
     python -m larger.first_pass --steps 1500 --kill          # ... and is killed instead
     python -m larger.first_pass --steps 100 --again          # opens the pool that is there, and goes on
-    python -m larger.first_pass --steps 100 --in-memory      # rows in DRAM: what a step costs at least
+    python -m larger.first_pass --steps 100 --system dram    # rows in DRAM: what a step costs at least
+    python -m larger.first_pass --steps 100 --system rocksdb --memory-limit 4294967296
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from larger.one import prepare_process
+from larger.memory_limit import MemoryLimit
+from larger.one import PACKAGES, prepare_process
 
 if TYPE_CHECKING:
-    from larger.systems import Holdfast, Step
-    from larger.workload import Workload
+    from larger.systems import Settings, Step, System
+    from larger.workload import FileOfBatches, Workload
 
 _ROOT = Path(__file__).parents[2]
 
@@ -56,7 +58,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="go on with the pool that is there")
     parser.add_argument("--kill", action="store_true", help="end by SIGKILL; the pool stays")
     parser.add_argument("--keep", action="store_true", help="the pool stays")
-    parser.add_argument("--in-memory", action="store_true", help="rows in DRAM, with nothing on the disk")
+    parser.add_argument(
+        "--system",
+        choices=["look_forward", "dram", "mmap", "rocksdb"],
+        default="look_forward",
+        help="holdfast's log store; its pool in DRAM, with nothing on the disk; an outsider's files",
+    )
+    parser.add_argument("--memory-limit", type=int, default=0, help="bytes of a memory control group; 0: none")
     return parser.parse_args()
 
 
@@ -78,7 +86,7 @@ def _workload(given: argparse.Namespace) -> Workload:
     return Workload(name="first_pass", shape=shape, zipf=given.zipf)
 
 
-def _train(given: argparse.Namespace, system: Holdfast) -> dict[str, Any]:
+def _train(given: argparse.Namespace, system: System) -> dict[str, Any]:
     times: list[float] = []
     steps: list[Step] = []
     first = time.perf_counter()
@@ -113,14 +121,27 @@ def _told(number: int, ms: float, step: Step) -> dict[str, Any]:
     }
 
 
-def _traffic(system: Holdfast, directory: Path) -> dict[str, Any]:
+def _make(given: argparse.Namespace, workload: Workload, source: FileOfBatches, settings: Settings) -> System:
+    from larger.outsiders import make_outsider
+    from larger.systems import Holdfast
+
+    if given.system in ("mmap", "rocksdb"):
+        settings.directory.mkdir(exist_ok=True)
+        return make_outsider(given.system, workload, source, settings, PACKAGES)
+    return Holdfast(workload, source, settings, in_memory=given.system == "dram")
+
+
+def _on_disk(directory: Path) -> int:
+    """Bytes that a directory takes, of files with holes what is there."""
+    told = subprocess.run(["du", "-s", "--block-size=1", directory], capture_output=True, check=True)
+    return int(told.stdout.split()[0])
+
+
+def _traffic(system: System) -> dict[str, Any]:
     traffic = system.traffic()
     if not traffic:
         return {}
     written = traffic["appended_bytes"] + traffic["home_bytes_written"]
-    on_disk = int(
-        subprocess.run(["du", "-s", "--block-size=1", directory], capture_output=True, check=True).stdout.split()[0]
-    )
     return {
         "merges": traffic["merges"],
         "written_over_updated": round(written / max(1, traffic["updated_row_bytes"]), 2),
@@ -128,7 +149,6 @@ def _traffic(system: Holdfast, directory: Path) -> dict[str, Any]:
         "log_stall_s": round(traffic["log_stall_seconds"], 2),
         "fetch_stall_s": round(traffic["stall_seconds"], 2),
         "index_mb": round(traffic["index_bytes"] / 1e6, 1),
-        "on_disk_mb": round(on_disk / 1e6),
         "traffic": traffic,
     }
 
@@ -138,11 +158,12 @@ def main() -> None:
     output = sys.stdout
     sys.stdout = sys.stderr
     prepare_process(given.threads)
-    from larger.systems import Holdfast, Settings
+    from larger.systems import Settings
     from larger.workload import FileOfBatches, write_ids
 
     workload = _workload(given)
-    medium = (Path("/dev/shm") if given.in_memory else given.disk) / "first_pass"  # which is removed
+    in_memory = given.system == "dram"
+    medium = (Path("/dev/shm") if in_memory else given.disk) / "first_pass"  # which is removed
     ids, directory = medium / "ids", medium / "pool"
     if not given.again:
         shutil.rmtree(medium, ignore_errors=True)
@@ -156,18 +177,23 @@ def main() -> None:
         window=8,
         new_tables=True,
     )
+    limit = MemoryLimit(given.memory_limit) if given.memory_limit else None
     began = time.perf_counter()
-    system = Holdfast(workload, source, settings, in_memory=given.in_memory)
+    system = _make(given, workload, source, settings)
     opened_s = time.perf_counter() - began
-    result = {"opening_s": round(opened_s, 2)} | _train(given, system)
-    result |= _traffic(system, directory)
+    result = {"system": given.system, "opening_s": round(opened_s, 2)} | _train(given, system)
+    result |= _traffic(system) | {"on_disk_mb": round(_on_disk(directory) / 1e6)}
+    if limit:
+        result["memory"] = limit.facts()
     if given.kill:
         print(json.dumps(result), file=output, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     began = time.perf_counter()
     system.close()
     result["stopping_s"] = round(time.perf_counter() - began, 2)
-    if given.in_memory or not given.keep:
+    if limit:
+        limit.leave()
+    if in_memory or not given.keep:
         shutil.rmtree(medium)
     print(json.dumps(result), file=output)
 

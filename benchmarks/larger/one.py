@@ -88,14 +88,11 @@ def _workload(arguments: argparse.Namespace) -> tuple[Workload, FileOfBatches, S
 
 
 def _make(arguments: argparse.Namespace, workload: Workload, source: FileOfBatches, settings: Settings) -> System:
-    from larger.outsiders import MappedFiles, RocksDb
-    from larger.systems import Holdfast, Outsider
+    from larger.outsiders import make_outsider
+    from larger.systems import Holdfast
 
-    if arguments.system == "mmap":
-        return Outsider(workload, source, MappedFiles(workload, settings.directory))
-    if arguments.system == "rocksdb":
-        store = RocksDb(workload, settings.directory, settings.scratchpad_bytes, arguments.packages)
-        return Outsider(workload, source, store)
+    if arguments.system in ("mmap", "rocksdb"):
+        return make_outsider(arguments.system, workload, source, settings, arguments.packages)
     return Holdfast(workload, source, settings, in_memory=arguments.system == "dram")
 
 

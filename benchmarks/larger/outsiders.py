@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from larger.systems import RowStore, initial_rows
-from larger.workload import Workload
+from larger.systems import Outsider, RowStore, Settings, initial_rows
+from larger.workload import FileOfBatches, Workload
 
 
 class MappedFiles(RowStore):
@@ -25,10 +25,10 @@ class MappedFiles(RowStore):
 
     durable = "nothing: the kernel writes pages back when it likes"
 
-    def __init__(self, workload: Workload, directory: Path) -> None:
+    def __init__(self, workload: Workload, directory: Path, *, new_tables: bool) -> None:
         self._paths = [directory / f"table-{n:04}" for n in range(workload.shape.num_tables)]
         if not self._paths[0].exists():
-            self._fill(workload)
+            (self._make_holes if new_tables else self._fill)(workload)
         self._maps: list[mmap.mmap] = []
         self._tables: list[Tensor] = []
         for path in self._paths:
@@ -46,6 +46,11 @@ class MappedFiles(RowStore):
         for table, first, rows in initial_rows(workload):
             with self._paths[table].open("wb" if first == 0 else "ab") as file:
                 rows.tofile(file)
+
+    def _make_holes(self, workload: Workload) -> None:
+        for path in self._paths:
+            with path.open("wb") as file:
+                file.truncate(workload.shape.num_embeddings * workload.row_bytes)
 
     def read(self, rows: list[Tensor]) -> list[Tensor]:
         return [table.index_select(0, wanted) for table, wanted in zip(self._tables, rows, strict=True)]
@@ -66,7 +71,9 @@ class RocksDb(RowStore):
 
     durable = "every step's rows, write-ahead log synced; not the dense part"
 
-    def __init__(self, workload: Workload, directory: Path, cache_bytes: int, packages: Path) -> None:
+    def __init__(
+        self, workload: Workload, directory: Path, cache_bytes: int, packages: Path, *, new_tables: bool
+    ) -> None:
         sys.path.append(str(packages))
         self._rocksdict: Any = importlib.import_module("rocksdict")
         self._shape = workload.shape
@@ -77,7 +84,8 @@ class RocksDb(RowStore):
         write_options = self._rocksdict.WriteOptions()
         write_options.sync = True
         self._write_options = write_options
-        if is_new:
+        self._absent = bytes(workload.row_bytes)
+        if is_new and not new_tables:
             self._fill(workload, directory, options)
 
     def _options(self, cache_bytes: int) -> Any:
@@ -112,7 +120,7 @@ class RocksDb(RowStore):
 
     def read(self, rows: list[Tensor]) -> list[Tensor]:
         keys = [key for table, wanted in enumerate(rows) for key in _keys(table, wanted.numpy())]
-        found = self._db.get(keys)
+        found = [self._absent if value is None else value for value in self._db.get(keys)]
         # bytearray: a tensor over bytes could not be written to
         values = torch.frombuffer(bytearray(b"".join(found)), dtype=torch.float32).view(-1, self._width)
         return list(torch.split(values, [len(wanted) for wanted in rows]))
@@ -129,6 +137,18 @@ class RocksDb(RowStore):
 
     def close(self) -> None:
         self._db.close()
+
+
+def make_outsider(name: str, workload: Workload, source: FileOfBatches, settings: Settings, packages: Path) -> Outsider:
+    """``mmap`` or ``rocksdb``, whose block cache is as large as a scratchpad would be."""
+    store: RowStore
+    if name == "mmap":
+        store = MappedFiles(workload, settings.directory, new_tables=settings.new_tables)
+    else:
+        store = RocksDb(
+            workload, settings.directory, settings.scratchpad_bytes, packages, new_tables=settings.new_tables
+        )
+    return Outsider(workload, source, store, new_tables=settings.new_tables)
 
 
 def _keys(table: int, rows: np.ndarray[Any, Any]) -> list[bytes]:

@@ -237,7 +237,8 @@ class RowStore(ABC):
 
     @abstractmethod
     def read(self, rows: list[Tensor]) -> list[Tensor]:
-        """Per table the rows int64 ``[n]``, ascending, as float32 ``[n, embedding_dim + 1]``: a copy."""
+        """Per table the rows int64 ``[n]``, ascending, as float32 ``[n, embedding_dim + 1]``: a copy. What was never
+        written is zeros."""
 
     @abstractmethod
     def write(self, rows: list[Tensor], values: list[Tensor]) -> None:
@@ -251,11 +252,14 @@ class RowStore(ABC):
 
 
 class Outsider(System):
-    """Rows of a RowStore under the same network: unique rows are read, pooled, updated in PyTorch and written back."""
+    """Rows of a RowStore under the same network: unique rows are read, pooled, updated in PyTorch and written back.
+    Of new tables a row without state begins its life."""
 
-    def __init__(self, workload: Workload, source: FileOfBatches, store: RowStore) -> None:
+    def __init__(self, workload: Workload, source: FileOfBatches, store: RowStore, *, new_tables: bool) -> None:
         self._shape = workload.shape
         self._store = store
+        self._new_tables = new_tables
+        self._generator = torch.Generator().manual_seed(_MODEL_SEED)
         self.durable = store.durable
         self._model = make_dlrm(workload, nn.Identity())
         self._optimizer = _dense_optimizer(self._model)
@@ -270,6 +274,9 @@ class Outsider(System):
         found = [torch.unique(of_table, return_inverse=True) for of_table in ids]
         rows = [unique for unique, _ in found]
         values = self._store.read(rows)
+        if self._new_tables:
+            for of_table in values:
+                self._begin(of_table)
         weights = [of_table[:, :-1].contiguous().requires_grad_() for of_table in values]
         pooled = torch.cat(
             [
@@ -290,6 +297,13 @@ class Outsider(System):
                 _rowwise_adagrad(of_table, weight)
         self._store.write(rows, values)
         return Step(loss=value)
+
+    def _begin(self, rows: Tensor) -> None:
+        """Initial weights, uniform in ±1/sqrt(num_embeddings), for rows that no update has written."""
+        begins = rows[:, -1] == 0
+        bound = 1.0 / math.sqrt(self._shape.num_embeddings)
+        new = torch.empty(int(begins.sum()), self._shape.embedding_dim)
+        rows[begins, :-1] = new.uniform_(-bound, bound, generator=self._generator)
 
     def facts(self) -> dict[str, object]:
         return self._store.facts()
