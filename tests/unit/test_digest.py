@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 import holdfast
 from holdfast import _core
-from holdfast.admin.digest import PoolDigest, digest_pool
+from holdfast.admin.digest import PoolDigest, dense_parts, digest_pool
 from holdfast.errors import PoolNotFound
 from holdfast.pools.read_only import at_rest, touched_rows
 from holdfast.state.reproducibility import prepare_environment
@@ -105,6 +106,18 @@ def draw_a_random_number(run: Run) -> None:
 def test_it_sees_every_part_of_the_dense_state(pool_root: Path, change: Callable[[Run], None]) -> None:
     reference = trained(pool_root / "a", change=lambda run: None)
     assert trained(pool_root / "b", change=change).whole != reference.whole
+
+
+def test_its_parts_say_that_only_a_generator_differs_where_a_script_seeds_torch_alone(pool_root: Path) -> None:
+    parts = []
+    for name in ("a", "b"):
+        random.seed()
+        assert trained(pool_root / name).dense
+        with at_rest(pool_root / name) as (reader, _):
+            parts.append(dense_parts(reader))
+    one, other = parts
+    assert set(one) == set(other) >= {"model", "optimizers[0]", "row_optimizers[0]", "rng.torch", "rng.numpy"}
+    assert {name for name in one if one[name] != other[name]} == {"rng.python"}
 
 
 def test_it_sees_the_step(pool_root: Path) -> None:

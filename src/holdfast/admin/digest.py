@@ -138,13 +138,34 @@ def _keyed_table_digest(reader: PoolReader, number: int, on_rows: Callable[[int]
     return sha.hexdigest(), counted
 
 
+def dense_parts(reader: PoolReader) -> dict[str, str]:
+    """The digest of each part of the dense state that counts, by name, of random numbers that of each generator: where
+    two pools differ."""
+    parts = _counting(reader) or {}
+    generators = parts.pop("rng", {})
+    return {name: _digest_of(value) for name, value in parts.items()} | {
+        f"rng.{name}": _digest_of(value) for name, value in generators.items()
+    }
+
+
 def _dense_digest(reader: PoolReader) -> str:
-    sha = hashlib.sha256()
+    tree = _counting(reader)
+    return hashlib.sha256().hexdigest() if tree is None else _digest_of(tree)
+
+
+def _counting(reader: PoolReader) -> dict[str, Any] | None:
+    """What counts of the dense state; None where there is none."""
     dense = reader.dense_state()
-    if dense is not None:
-        _, structure, tensors = dense
-        tree = state_tree.unpack(structure, tensors)
-        _node(sha, {name: value for name, value in tree.items() if name not in _LEFT_OUT})
+    if dense is None:
+        return None
+    _, structure, tensors = dense
+    tree = state_tree.unpack(structure, tensors)
+    return {name: value for name, value in tree.items() if name not in _LEFT_OUT}
+
+
+def _digest_of(value: Any) -> str:
+    sha = hashlib.sha256()
+    _node(sha, value)
     return sha.hexdigest()
 
 

@@ -87,16 +87,17 @@ def _verify_snapshot(path: Path) -> None:
 def digest(pool: PoolArgument, as_json: JsonOption = False) -> None:
     """SHA-256 of a pool's logical state: step, dense state, and every row that is not at its initial value.
 
-    Two pools have one digest exactly when training would go on alike from them, however their bytes are stored. A pool
-    that was not closed cleanly is recovered first; of a snapshot a pool is made in TMPDIR, and removed.
-    --json shows the parts too.
+    Two pools have one digest exactly when training would go on alike from them, however their bytes are stored. So the
+    states of torch's, Python's and NumPy's random numbers count, drawn from or not: two runs have one digest where all
+    three are seeded alike. A pool that was not closed cleanly is recovered first; of a snapshot a pool is made in
+    TMPDIR, and removed. --json shows the parts too, and so where two pools differ.
     """
     with as_pool(pool, Path(gettempdir())) as directory:
         _digest(directory, as_json=as_json)
 
 
 def _digest(pool: Path, *, as_json: bool) -> None:
-    from holdfast.admin.digest import digest_pool
+    from holdfast.admin.digest import dense_parts, digest_pool
     from holdfast.admin.row_order import rows_in_order
     from holdfast.pools.read_only import at_rest
     from holdfast.train.observe import counting
@@ -106,6 +107,7 @@ def _digest(pool: Path, *, as_json: bool) -> None:
             print(f"{pool}: was not closed cleanly, recovered to step {recovery.step}", file=sys.stderr)  # noqa: T201
         with rows_in_order(pool, on_rows=on_rows) as ordered:
             found = digest_pool(reader, None if ordered else on_rows, ordered)
+        parts_of_dense = dense_parts(reader) if as_json else {}
     if not as_json:
         print(found.whole)  # noqa: T201
         return
@@ -115,6 +117,7 @@ def _digest(pool: Path, *, as_json: bool) -> None:
         "cursor": found.cursor,
         "row_updates": found.row_updates,
         "dense": found.dense,
+        "dense_parts": parts_of_dense,
         "rows": found.rows_counted,
         "tables": found.tables,
     }
