@@ -74,6 +74,7 @@ class PreparedLoader(Generic[Item]):
     ) -> None:
         self.source = source
         self.samples_per_epoch = source.num_samples
+        self.origin = 0  # of its first epoch: nothing was trained on other data before
         self.samples = 0
         self._parts = parts
         self._batch_size = batch_size
