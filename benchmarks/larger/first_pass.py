@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from larger.memory_limit import MemoryLimit
-from larger.one import PACKAGES, prepare_process
+from larger.one import make_system, prepare_process
 
 if TYPE_CHECKING:
-    from larger.systems import Settings, Step, System
-    from larger.workload import FileOfBatches, Workload
+    from larger.systems import Step, System
+    from larger.workload import Workload
 
 _ROOT = Path(__file__).parents[2]
 
@@ -121,16 +121,6 @@ def _told(number: int, ms: float, step: Step) -> dict[str, Any]:
     }
 
 
-def _make(given: argparse.Namespace, workload: Workload, source: FileOfBatches, settings: Settings) -> System:
-    from larger.outsiders import make_outsider
-    from larger.systems import Holdfast
-
-    if given.system in ("mmap", "rocksdb"):
-        settings.directory.mkdir(exist_ok=True)
-        return make_outsider(given.system, workload, source, settings, PACKAGES)
-    return Holdfast(workload, source, settings, in_memory=given.system == "dram")
-
-
 def _on_disk(directory: Path) -> int:
     """Bytes that a directory takes, of files with holes what is there."""
     told = subprocess.run(["du", "-s", "--block-size=1", directory], capture_output=True, check=True)
@@ -167,7 +157,7 @@ def main() -> None:
     ids, directory = medium / "ids", medium / "pool"
     if not given.again:
         shutil.rmtree(medium, ignore_errors=True)
-        medium.mkdir(parents=True)
+        directory.mkdir(parents=True)
         write_ids(workload, ids, given.steps + 16)
     source = FileOfBatches(workload, ids)
     settings = Settings(
@@ -179,7 +169,7 @@ def main() -> None:
     )
     limit = MemoryLimit(given.memory_limit) if given.memory_limit else None
     began = time.perf_counter()
-    system = _make(given, workload, source, settings)
+    system = make_system(given.system, workload, source, settings)
     opened_s = time.perf_counter() - began
     result = {"system": given.system, "opening_s": round(opened_s, 2)} | _train(given, system)
     result |= _traffic(system) | {"on_disk_mb": round(_on_disk(directory) / 1e6)}

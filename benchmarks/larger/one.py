@@ -87,13 +87,16 @@ def _workload(arguments: argparse.Namespace) -> tuple[Workload, FileOfBatches, S
     return workload, FileOfBatches(workload, arguments.ids), settings
 
 
-def _make(arguments: argparse.Namespace, workload: Workload, source: FileOfBatches, settings: Settings) -> System:
+def make_system(
+    name: str, workload: Workload, source: FileOfBatches, settings: Settings, packages: Path = PACKAGES
+) -> System:
+    """One of SYSTEMS. packages: where rocksdict is installed."""
     from larger.outsiders import make_outsider
     from larger.systems import Holdfast
 
-    if arguments.system in ("mmap", "rocksdb"):
-        return make_outsider(arguments.system, workload, source, settings, arguments.packages)
-    return Holdfast(workload, source, settings, in_memory=arguments.system == "dram")
+    if name in ("mmap", "rocksdb"):
+        return make_outsider(name, workload, source, settings, packages)
+    return Holdfast(workload, source, settings, in_memory=name == "dram")
 
 
 def _measure(arguments: argparse.Namespace, say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -110,7 +113,7 @@ def _measure(arguments: argparse.Namespace, say: Callable[[dict[str, Any]], None
     # Joined before tables are made: what is left in memory of making them counts, and is the first to go.
     limit = MemoryLimit(arguments.memory_limit) if arguments.memory_limit else None
     try:
-        system = _make(arguments, workload, source, settings)
+        system = make_system(arguments.system, workload, source, settings, arguments.packages)
         if arguments.mode == "die":
             assert isinstance(system, Holdfast), "an outsider has no log to fill"
             fill_log_and_die(system, arguments.log_bytes, say)
