@@ -117,6 +117,16 @@ def same_start() -> Iterator[None]:
     _core.set_num_threads(num_threads)
 
 
+@pytest.fixture(autouse=True)
+def same_priority(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keeps the priority that a command lowers for itself (`holdfast snapshot`) from the tests' process, in which it is
+    called: this one, and its children, would wait for all others from then on."""
+    monkeypatch.setattr(os, "nice", lambda _: os.getpriority(os.PRIO_PROCESS, 0))
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    yield
+    assert os.getpriority(os.PRIO_PROCESS, 0) == priority, "the tests after it would run at another priority"
+
+
 @pytest.fixture(scope="session")
 def new_root() -> Iterator[Callable[[], Path]]:
     """Gives an empty directory at every call; on tmpfs where the machine has one, because tests make hundreds of pools.

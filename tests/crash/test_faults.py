@@ -381,6 +381,7 @@ SLOW = {
 }
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("medium", ["row_log_on_disk"])
 @pytest.mark.parametrize("slow", SLOW.values(), ids=SLOW)
 def test_a_slow_disk_costs_a_run_time_and_nothing_else(

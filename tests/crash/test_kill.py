@@ -171,6 +171,7 @@ def kill_and_resume(zygote: Zygote, pool: Path, options: dict[str, Any], kills: 
     return struck
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_a_kill_at_any_persist_point_leaves_no_trace(
     name: str, zygote: Zygote, directory: Path, is_sample: bool
@@ -276,6 +277,7 @@ def test_relaxed_recovery_equals_a_run_whose_dense_part_was_put_back_in_flight(
     assert digest(killed) == digest(directory / "put-back"), f"{put_back}, killed at {round(0.8 * points)} of {points}"
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("store", [{}, {"medium": "block", "log_bytes": 1 << 20}], ids=["in_place", "row_log"])
 def test_relaxed_recovery_after_an_exact_one_that_was_killed_finds_all_rows_of_one_step(
     store: dict[str, Any], zygote: Zygote, directory: Path

@@ -93,6 +93,7 @@ def test_a_text_beyond_the_data_is_refused(start: int, length: int) -> None:
         key_values(np.zeros(4, np.uint8), np.array([0, start]), np.array([4, length]))
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("form", ["{}", "item-{:012d}", "https://shop.example/p/{:x}?ref=home", "{0:b}-{0:x}"])
 def test_keys_of_like_texts_meet_as_often_as_random_numbers(form: str) -> None:
     """In 28 of their 64 bits, where it can be counted: of 2^18 about 2^36 / 2^29 = 128 pairs meet; deviation 11."""

@@ -99,6 +99,7 @@ def train(directory: Path, way: str, kind: str, batch_of: Callable[[int], Any], 
     return found
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("kind", BATCHES)
 @pytest.mark.parametrize("way", WAYS)
 def test_ids_on_a_device_end_with_the_bits_of_ids_on_the_host(

@@ -66,6 +66,7 @@ def test_kernel_and_twin_sum_alike(dim, counts, scaled, slack, seed):
     assert same_bits(in_triton(add), in_torch(add))
 
 
+@pytest.mark.dear
 @EITHER
 @pytest.mark.parametrize("count", [1, 2, 64, 65, 4095, 4096, 4097, 4161, 9000, 262_145])
 def test_a_row_is_summed_by_the_tree_of_its_number_of_occurrences(run, count: int):
@@ -82,6 +83,7 @@ def test_a_row_is_summed_by_the_tree_of_its_number_of_occurrences(run, count: in
         begin += length
 
 
+@pytest.mark.dear
 @EITHER
 def test_no_bit_depends_on_the_other_rows(run):
     counts = [3, 70, 0, 64, 1, 5000, 65, 1, 1, 128, 4097, 2]

@@ -12,6 +12,7 @@ CHANGED = "the run goes on where it was, but not with the bits that it would hav
 MEANS = " (PyTorch cuts its sums by threads)"
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_rank_with_other_threads_than_before_is_named_once(group: str, ranks: Ranks, pool_root: Path) -> None:
     num_ranks, memory_ranks = GROUPS[group]

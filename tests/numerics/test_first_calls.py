@@ -91,6 +91,7 @@ def test_the_list_is_what_torchs_library_has_of_mkls_vector_functions():
     )
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("code", [MAKE_CHECKPOINT, COMMAND], ids=["checkpoint", "command line"])
 def test_before_the_first_step_every_vector_function_is_called_once_and_alone(shim, tmp_path, code):
     calls = tmp_path / "calls"

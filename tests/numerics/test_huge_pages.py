@@ -60,6 +60,7 @@ def kernel_moves_pages() -> bool:
     return version >= (6, 1) and allowed.exists() and "[deny]" not in allowed.read_text()
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("stops", [(), (20,)], ids=["one life", "two lives"])
 def test_rows_that_are_moved_while_they_train_end_with_the_same_bits(
     stops: tuple[int, ...], pool_root: Path, tmp_path: Path

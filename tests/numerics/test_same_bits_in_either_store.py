@@ -49,6 +49,7 @@ def in_place(new_root: Callable[[], Path]) -> Found:
     return train(new_root() / "pool", Run(steps=MANY_STEPS), Way(medium="memory"))
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("scratchpad", ["smallest", "half as much again", "all rows"])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_log_store_gives_the_bits_of_rows_in_place(

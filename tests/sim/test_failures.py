@@ -28,6 +28,7 @@ SCHEMES = [
 ]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 def test_the_confidence_interval_of_events_covers_the_closed_form(scheme):
     expected = useful_s_per_day(scheme, 4 * HOUR_S)

@@ -112,6 +112,7 @@ def test_a_command_replays_a_run_of_any_data(config_path: Path) -> None:
     assert model.source.endswith("the ids of its first 40 batches")
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("setting", "words"),
     [("model.batch_size=64", "batch_size and lookups cannot be changed"), ("model.rows=9", "tables cannot be changed")],

@@ -32,6 +32,7 @@ LOAD = Load(compute_s=2e-3, lookup_s=0.4e-3, update_s=0.8e-3, index_bytes=2e6, p
 FABRIC = Fabric(trainers=48, expanders=16, devices_per_leaf=8, spines=2)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("utilisation", [0.3, 0.7])
 def test_random_arrivals_at_one_expander_wait_as_in_md1(utilisation):
     load = Load(compute_s=1.0, lookup_s=utilisation, update_s=0.0, fan_out=1, arrivals="poisson")

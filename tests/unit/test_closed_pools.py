@@ -68,6 +68,7 @@ class Loop:
         self.pool.commit(number)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.usefixtures("no_garbage_is_collected")
 def test_a_closed_pool_has_given_back_its_files_and_its_memory(pool_root: Path, way: str) -> None:

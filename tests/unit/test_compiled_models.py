@@ -51,6 +51,7 @@ def train(directory: Path, collection: str, *, is_compiled: bool) -> str:
     return digest_pool(_core.Reader(str(directory))).whole
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("collection", ["EmbeddingBagCollection", "EmbeddingCollection"])
 def test_a_compiled_model_trains_the_same_rows_and_none_of_the_verbs_is_traced(tmp_path: Path, collection: str) -> None:
     expected = train(tmp_path / "plain", collection, is_compiled=False)

@@ -35,6 +35,7 @@ def with_steps(config: RunConfig, steps: int) -> RunConfig:
     return replace(config, train=replace(config.train, steps=steps))
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("medium", ["memory", "block"])
 def test_a_run_that_one_process_began_goes_on_in_shards(config: RunConfig, pool_root: Path, medium: str) -> None:
     config = on(config, medium)
@@ -51,6 +52,7 @@ def test_a_run_that_one_process_began_goes_on_in_shards(config: RunConfig, pool_
         assert pool_digest(pool) == whole
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("has_keys", [False, True])
 def test_rows_and_keys_find_their_shards_whatever_the_pool_was_cut_into(

@@ -54,6 +54,7 @@ def test_a_small_pool_of_its_own_choice_takes_steps_that_have_all_of_its_rows(tm
         assert pool.durable_step == 8
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("kind", [Pool, SharedPool], ids=["a process", "ranks"])
 def test_in_a_log_of_its_own_choice_steps_never_want_a_dense_state_before_its_time(
     kind: type[Pool], pool_root: Path

@@ -100,12 +100,14 @@ def test_other_data_are_refused_unless_they_are_said_to_be_new(days: Commands) -
 
 
 @pytest.mark.parametrize("others", [(), ("pool.dense_interval=4", 'pool.medium="memory"')])
-def test_killed_on_the_second_day_it_ends_as_if_nothing_had_been(days: Commands, others: tuple[str, ...]) -> None:
+def test_killed_on_the_second_day_it_ends_as_if_nothing_had_been(
+    days: Commands, others: tuple[str, ...], is_sample: bool
+) -> None:
     for day in (1, 2):
         assert train(days, "whole", day, *others, f"train.epochs={12 * day - 11}").code == 0
     assert train(days, "pool", 1, *others).code == 0
     assert train(days, "pool", 2, *others, "train.steps=22").code == 0  # stopped after the first step of the new data
-    for wait in (0.0, 0.1, 0.15, 0.2):
+    for wait in (0.0, 0.15) if is_sample else (0.0, 0.1, 0.15, 0.2):
         command = ["train", days.config, "--pool", days.root / "pool", *options(2, *others, "train.epochs=13")]
         killed = start(*command)
         assert killed.stdout is not None

@@ -135,6 +135,13 @@ def test_the_commands_say_what_a_snapshot_holds_and_whether_it_is_whole(holdfast
     assert checked.code == 1 and str(older) in checked.err
 
 
+def test_a_copy_leaves_the_processors_to_the_run(holdfast: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered: list[int] = []
+    monkeypatch.setattr(os, "nice", lowered.append)
+    holdfast.train("pool")
+    assert (holdfast("snapshot", holdfast.root / "pool", holdfast.root / "copy").code, lowered) == (0, [10])
+
+
 def test_help_teaches(holdfast: Commands) -> None:
     assert "--since" in holdfast("snapshot", "--help").out
     assert "digest" in holdfast("restore", "--help").out

@@ -49,6 +49,7 @@ else:
 """
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("torch_threads", "core_threads", "where", "new_threads"),
     [

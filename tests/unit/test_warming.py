@@ -160,6 +160,7 @@ def test_a_pool_can_be_opened_without(tmp_path: Path) -> None:
     life.pool.close()
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("scratchpad_bytes", [100_000, 600_000, 100_000_000])
 def test_lives_that_warm_end_with_the_bits_of_one_that_does_not(tmp_path: Path, scratchpad_bytes: int) -> None:
     """Each opening warms beside steps that change the very rows, with merges underneath: the log holds some ten."""
