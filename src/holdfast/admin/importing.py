@@ -15,8 +15,9 @@ before. A pool that is imported begins at step 0 (also for the bias correction o
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from holdfast.admin.tensor_files import (
     TensorFile,
     row_chunks,
 )
-from holdfast.errors import ConfigError, PoolExists
+from holdfast.errors import ConfigError, PoolExists, PoolOfGroup
 from holdfast.files.durable import is_taken, make_directory
 from holdfast.files.recycled import recycled
 from holdfast.pools.read_only import KEY_RECORD, layout_of
@@ -55,6 +56,10 @@ _STATE_ALIASES = {
     "exp_avg": ("exp_avg", "momentum1"),
     "exp_avg_sq": ("exp_avg_sq", "momentum2"),
 }
+
+
+Sources = dict[int, dict[str, str]]  # by table: where the file has its weights, and each part of its state
+Put = Callable[[int, Rows], None]  # what takes rows of a table, by its number
 
 
 def table_bytes(file: TensorFile) -> int:
@@ -87,28 +92,35 @@ def import_pool(
     new: tables, and modules or parameters of the dense part, that begin with their initial values, whatever the file
     has.
 
-    Raises PoolExists, and ConfigError that names the table or parameter that is missing or has another shape.
+    Raises PoolExists, PoolOfGroup under torchrun, and ConfigError that names the table or parameter that is missing or
+    has another shape.
     """
-    if is_taken(directory):
-        raise PoolExists(f"{directory} is there already; an import makes a new pool, name another directory")
-    make_directory(directory.parent)
+    check_place(directory)
     with new_directory(directory, "importing") as partial, assemble(config, partial) as trainer:
-        summary = _import_all(file, trainer, partial, new, on_bytes)
+        sources, summary = import_dense(file, trainer, new)
+        import_rows(file, partial, sources, rows_into(trainer.pool.core), on_bytes)
         trainer.recover()
     return summary
 
 
-def _import_all(
-    file: TensorFile, trainer: Trainer, directory: Path, names: Collection[str], on_bytes: Progress | None
-) -> ImportSummary:
+def check_place(directory: Path) -> None:
+    """Makes what is above a new pool's directory. Raises PoolExists, PoolOfGroup under torchrun."""
+    if is_taken(directory):
+        raise PoolExists(f"{directory} is there already; an import makes a new pool, name another directory")
+    if "RANK" in os.environ:
+        raise PoolOfGroup(f"{directory}: an import is one process's, run it without torchrun; --shards 64 for ranks")
+    make_directory(directory.parent)
+
+
+def import_dense(file: TensorFile, trainer: Trainer, names: Collection[str]) -> tuple[Sources, ImportSummary]:
+    """The dense part into the trainer's; where the rows are of the tables that `names`, what is new, leaves out."""
     shapes = file.shapes()
     tables = trainer.pool.core.tables
     new = New.of(names, [table.name for table in tables], trainer.model.state_dict())
     sources = sources_of(tables, shapes, new.tables)
     dense = _import_dense(file, trainer, shapes, new.parameters)
     used = {name for source in sources.values() for name in source.values()} | set(dense.values())
-    import_rows(file, trainer.pool.core, directory, sources, on_bytes)
-    return ImportSummary(
+    return sources, ImportSummary(
         tables=len(sources),
         state=state_of(sources.values()),
         dense=tuple(dense),
@@ -120,22 +132,22 @@ def _import_all(
 
 def sources_of(
     tables: Sequence[_core.TableSpec], shapes: Mapping[str, tuple[int, ...]], new: Collection[str]
-) -> dict[int, dict[str, str]]:
+) -> Sources:
     """By number of the tables that are not new, what `table_sources` finds of them."""
     return {number: table_sources(table, shapes) for number, table in enumerate(tables) if table.name not in new}
 
 
-def import_rows(
-    file: TensorFile,
-    pool: _core.Pool,
-    directory: Path,
-    sources: Mapping[int, Mapping[str, str]],
-    on_bytes: Progress | None,
-) -> None:
-    """The rows of the file into a new pool in `directory`; `sources`: as sources_of found them."""
+def rows_into(pool: _core.Pool) -> Put:
+    """Puts rows into a new pool of one writer."""
+    return lambda number, rows: pool.import_values(number, rows.rows, rows.data.reshape(-1))
+
+
+def import_rows(file: TensorFile, directory: Path, sources: Sources, put: Put, on_bytes: Progress | None) -> None:
+    """Puts the rows of the file that differ from those of the new pool in `directory`; `sources`: as sources_of found
+    them."""
     reader = _core.Reader(str(directory))
     for number, source in sources.items():
-        import_table(file, pool, reader, number, source, on_bytes)
+        import_table(file, reader, number, source, put, on_bytes)
 
 
 def table_sources(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
@@ -235,14 +247,14 @@ def _managed_ids(table: _core.TableSpec, shapes: Mapping[str, tuple[int, ...]]) 
 
 def import_table(
     file: TensorFile,
-    pool: _core.Pool,
     reader: _core.Reader,
     number: int,
     source: Mapping[str, str],
+    put: Put,
     on_bytes: Progress | None,
 ) -> None:
-    """The table's rows of the file into a new pool; `source`: as table_sources found them."""
-    table = pool.tables[number]
+    """Puts the table's rows of the file; `source`: as table_sources found them."""
+    table = reader.tables[number]
     layout = layout_of(table)
     dtype = TORCH_DTYPES[table.dtype]
     check_types(file, [name for part, name in source.items() if part not in ("keys", *_MANAGED)])
@@ -283,7 +295,7 @@ def import_table(
     with ahead(read()) as slices, ahead(changed(slices)) as found:
         for count, rows in found:
             if len(rows):
-                pool.import_values(number, rows.rows, rows.data.reshape(-1))
+                put(number, rows)
             if on_bytes is not None:
                 on_bytes(count * layout.row_bytes)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from holdfast.admin.importing import import_rows, sources_of, state_of
+from holdfast.admin.importing import import_rows, rows_into, sources_of, state_of
 from holdfast.admin.schema import New, RenamedTensors
 from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.tensor_files import Progress, TensorFile, check_plain, open_tensors
@@ -119,7 +119,7 @@ def import_tables(
         names = [table.name for table in rows.embedding_bag_configs() if table.name not in begins_anew]
         shapes = file.shapes()
         sources = sources_of(pool.core.tables, shapes, begins_anew)
-        import_rows(file, pool.core, partial, sources, on_bytes)
+        import_rows(file, partial, sources, rows_into(pool.core), on_bytes)
     used = {name for source in sources.values() for name in source.values()}
     return ImportedTables(
         tables=tuple(names),

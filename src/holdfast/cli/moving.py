@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -97,6 +98,10 @@ def import_(
         list[str] | None,
         typer.Option(metavar="OLD=NEW", help="The files have table (or module, parameter) NEW as OLD."),
     ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(help="Cut the new pool into so many shards, for a group of ranks; a power of two, as 64."),
+    ] = None,
     overrides: SetOption = None,
 ) -> None:
     """Make a new pool from a state_dict with TorchRec's names, or what dynamicemb dumped, so that a running project can
@@ -109,9 +114,12 @@ def import_(
 
     With --new and --rename a pool gets another schema: export the one of before, and import it under the new
     configuration. What the files have and the configuration does not is left out, and named.
+
+    With --shards the pool is one that any number of ranks opens under torchrun, up to one a shard.
     """
     from holdfast.admin.dynamicemb_dump import DynamicembDump
     from holdfast.admin.importing import import_pool, table_bytes
+    from holdfast.admin.importing_shards import import_in_shards
     from holdfast.admin.schema import RenamedTensors
     from holdfast.admin.tensor_files import JoinedFiles, TensorFile, open_tensors
     from holdfast.pools.directory import some_of
@@ -125,7 +133,11 @@ def import_(
     if rename:
         tensors = RenamedTensors(tensors, _renames(rename))
     with counting("importing", table_bytes(tensors), is_bytes=True) as on_bytes:
-        summary = import_pool(tensors, config, pool, new=new or (), on_bytes=on_bytes)
+        if shards is None:
+            summary = import_pool(tensors, config, pool, new=new or (), on_bytes=on_bytes)
+        else:
+            group = replace(config.group, shards=shards)
+            summary = import_in_shards(tensors, config, pool, group, new=new or (), on_bytes=on_bytes)
     state = f"{len(summary.state)} parts of optimizer state" if summary.state else "no optimizer state"
     print(f"{pool}: {summary.tables} tables, {state}, {len(summary.dense)} dense parameters")  # noqa: T201
     for what, names in (
