@@ -113,7 +113,7 @@ def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) ->
     """options: steps, micro_batches, ahead (batches announced), evaluate_every, max_norm, scaler, overflow_at (a step
     in which rank 1's gradients are not finite), skip_averages_at, odd_lr_at, rows_not_updated_at and
     words_not_updated_at (of rank 1), settle_every, dropout, sequences, fewer_on_rank_1 (steps), stop (a file: ranks
-    kill themselves once it is there), device. Each rank has a generator of its own in `extra`."""
+    kill themselves once it is there), device. Each rank has a generator of its own in `extra`, and sums its losses."""
     steps, micro_batches = options.get("steps", 8), options.get("micro_batches", 1)
     with open_pool(directory, options) as pool:
         rank = pool.group.rank
@@ -125,8 +125,11 @@ def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) ->
         collections = [model.things, model.words]
         noise = torch.Generator().manual_seed(7 + rank)
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3) if options.get("scaler") else None
-        checkpoint = holdfast.Checkpoint(pool, model=model, optimizer=optimizer, scaler=scaler, extra={"noise": noise})
+        sums = {"loss": 0.0}
+        extra = {"noise": noise, "sums": sums}
+        checkpoint = holdfast.Checkpoint(pool, model=model, optimizer=optimizer, scaler=scaler, extra=extra)
         resumed = checkpoint.resume()
+        sums |= checkpoint.saved("sums")
         say(joined=True, opened=resumed, way=pool.group.way)
         if not pool.group.is_trainer:
             pool.serve()
@@ -176,8 +179,9 @@ def train(directory: Path, say: Callable[..., None], options: dict[str, Any]) ->
                 each.step() if scaler is None else scaler.step(each)
             if scaler is not None:
                 scaler.update()
+            sums["loss"] += float(loss)
             checkpoint.commit()
-            say(step=step, durable=pool.durable_step, loss=float(loss))
+            say(step=step, durable=pool.durable_step, loss=float(loss), sum=sums["loss"])
             if "stop" in options and Path(options["stop"]).exists():
                 os.kill(os.getpid(), signal.SIGKILL)
             if options.get("settle_every") and step % options["settle_every"] == 0:

@@ -78,6 +78,23 @@ def test_a_rank_that_is_killed_at_a_store_to_its_pool_costs_no_bit(
     assert whole(ranks, pool_root / "killed", {}) == expected
 
 
+def test_each_rank_gets_back_the_plain_values_that_were_its_own(ranks: Ranks, pool_root: Path) -> None:
+    def ended(directory: Path, num_ranks: int, steps: int) -> list[tuple[float, float]]:
+        """Of each rank the sum of its losses, and that before the last step."""
+        life = ranks.run(directory, {"steps": steps}, num_ranks, loop="own_loops:train")
+        assert life.ended_well, life.errors()
+        last = [(rank.all_said("sum")[-1], rank.all_said("loss")[-1]) for rank in life.ranks]
+        return [(total, total - loss) for total, loss in last]
+
+    whole = ended(pool_root / "whole", 2, 8)
+    assert whole[0] != whole[1]
+    run(ranks, pool_root / "killed", {"timeout": 5.0}, acts={1: Act(at="commit", nth=5)}, grace=0.2)
+    assert ended(pool_root / "killed", 2, 8) == whole
+    of_three = [before for _, before in ended(pool_root / "killed", 3, 9)]
+    first, second = (total for total, _ in whole)
+    assert of_three == pytest.approx([first, second, first])  # the third was not there, and begins with rank 0's
+
+
 def test_memory_ranks_change_no_bit(ranks: Ranks, pool_root: Path) -> None:
     assert whole(ranks, pool_root / "2", {}) == whole(ranks, pool_root / "4", {}, "2 trainers, 2 memory ranks")
 

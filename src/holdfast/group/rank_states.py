@@ -125,6 +125,12 @@ class RankStates:
         self._told_rng = of_others.get(str(rank), b"")
         return unpack(self._told_rng) if self._told_rng else rng_state()
 
+    def saved(self, name: str, structure: bytes, tensors: bytes) -> Any:
+        """This rank's part of that name, rank 0's where it has none of its own. Raises Corrupted."""
+        tree = state_tree.unpack(structure, tensors)
+        mine = tree.get(_OWN, {}).get(str(self._group.rank)) if self._group.is_trainer else None
+        return ({} if mine is None else unpack(mine)).get(name, tree.get(name))
+
     def _exchange_provenance(self, tree: dict[str, Any], of_others: Mapping[str, Mapping[str, Any]]) -> None:
         """Rank 0 learns what all trainers' bits depend on. Leaves in `tree` what this rank is to be compared with."""
         of_rank_0 = tree.pop(provenance.RECORD, {})

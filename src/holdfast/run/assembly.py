@@ -43,6 +43,7 @@ from holdfast.train.evaluation import evaluate_model
 from holdfast.train.metrics import Evaluation
 from holdfast.train.options import last_step_of
 from holdfast.train.trainer import Trainer
+from holdfast.train.training_state import OfAllRanks
 
 
 def model_inputs(config: RunConfig, source: Source) -> ModelInputs:
@@ -159,7 +160,7 @@ def assemble(
             scheduler=None if config.scheduler is None else config.scheduler.make(dense_optimizer),
             source=source,
             device=config.device,
-            extra={"config": plain},
+            extra={"config": OfAllRanks(plain)},  # but for paths and sizes of each machine
             stopping=stopping,
         )
         on_error.pop_all()

@@ -29,7 +29,6 @@ from holdfast.pools.directory import check_pool
 from holdfast.pools.pool import Pool
 from holdfast.rows.collection import RowCollection
 from holdfast.rows.look_ahead import LookAhead
-from holdfast.state import state_tree
 from holdfast.state.generators import set_rng_state
 from holdfast.train.training_state import SeekableLoader, Stateful, TrainingState
 
@@ -150,9 +149,10 @@ class Checkpoint:
         return step
 
     def saved(self, name: str) -> Any:
-        """A plain value of `extra` as it was saved with the pool's newest dense state; None where there is none."""
+        """A plain value of `extra` as it was saved with the pool's newest dense state; None where there is none. Of
+        several ranks each has its own, and one that was not there yet rank 0's."""
         saved = self._pool.dense_state()
-        return None if saved is None else state_tree.unpack(*saved).get(f"extra[{name!r}]")
+        return None if saved is None else self._ranks.saved(f"extra[{name!r}]", *saved)
 
     def commit(self, cursor: int | None = None, *, loss: Tensor | float | None = None) -> int:
         """Ends the step: returns its number at once; ``pool.durable_step`` follows.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +43,16 @@ class SeekableLoader(Stateful, Protocol):
     @property
     def samples(self) -> int: ...
     def seek(self, num_samples: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OfAllRanks:
+    """Plain values of `extra` of which rank 0's are kept for all, whatever the others would say."""
+
+    tree: Any
+
+    def state_dict(self) -> Any:
+        return self.tree
 
 
 class TrainingState:
@@ -178,14 +188,13 @@ class TrainingState:
         ]
 
     def own(self) -> dict[str, Any]:
-        """The part that may differ from rank to rank: the model's buffers, and what `extra` holds but for plain values,
-        which are the same on all ranks."""
+        """The part that may differ from rank to rank: buffers of the model, what `extra` holds but for OfAllRanks."""
         model = self._objects["model"]
         parameters = {name for name, _ in model.named_parameters()}
         tree: dict[str, Any] = {
-            name: item.state_dict()
+            name: item.state_dict() if hasattr(item, "state_dict") else item
             for name, item in self._objects.items()
-            if name.startswith("extra[") and hasattr(item, "load_state_dict")
+            if name.startswith("extra[") and not isinstance(item, OfAllRanks)
         }
         tree["buffers"] = {name: value for name, value in model.state_dict().items() if name not in parameters}
         return tree
@@ -196,7 +205,8 @@ class TrainingState:
         buffers = tree.pop("buffers")
         model = self._objects["model"]
         model.load_state_dict({**model.state_dict(), **buffers})
-        load_all({name: self._objects[name] for name in tree}, tree)
+        owned = {name: self._objects[name] for name in tree}
+        load_all({name: item for name, item in owned.items() if hasattr(item, "load_state_dict")}, tree)
 
     def _check_held(self) -> None:
         """A parameter that is stepped and not saved would begin anew in the next process."""
