@@ -24,7 +24,7 @@ from holdfast.cli.stop_signals import StopSignals
 from holdfast.cli.training import advise_on_lanes, describe_start
 from holdfast.errors import PoolFull
 from holdfast.files.config import read_value
-from holdfast.group import founding, manifest, notices, opening, pool
+from holdfast.group import founding, manifest, notices, opening, pool_share
 from holdfast.group.device_sums import DeviceSums
 from holdfast.group.group import Group
 from holdfast.group.rank_states import RankStates
@@ -49,22 +49,22 @@ PLACES: dict[str, tuple[Any, str]] = {
     "survey": (opening._Opening, "_agree"),
     "agreement": (opening, "newest_common_step"),
     "permission": (opening._Opening, "_ready"),
-    "recovery": (pool, "open_together"),
+    "recovery": (pool_share, "open_together"),
     "dealing": (founding, "make_writer"),
     "making_parts": (founding, "make_parts"),
     "published": (founding, "settle"),
     "retiring": (founding, "retire_others"),
     "manifest": (manifest, "write"),
     "restore": (RankStates, "load"),
-    "first_dense": (pool.GroupPool, "write_first_dense"),
-    "commit": (pool.GroupPool, "commit"),
-    "dense": (pool.GroupPool, "_stage_dense"),
-    "settle": (pool.GroupPool, "settle"),
-    "note": (pool.GroupPool, "_note_durable"),
+    "first_dense": (pool_share.PoolShare, "write_first_dense"),
+    "commit": (pool_share.PoolShare, "commit"),
+    "dense": (pool_share.PoolShare, "_stage_dense"),
+    "settle": (pool_share.PoolShare, "settle"),
+    "note": (pool_share.PoolShare, "_note_durable"),
     "train": (DensePart, "forward_bottom"),
     "evaluation": (RemoteRows, "evaluate"),
-    "flush": (pool.GroupPool, "flush"),
-    "close": (pool.GroupPool, "close"),
+    "flush": (pool_share.PoolShare, "flush"),
+    "close": (pool_share.PoolShare, "close"),
 }
 
 

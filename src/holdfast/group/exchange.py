@@ -24,7 +24,7 @@ from torch import Tensor
 
 from holdfast import _core
 from holdfast.group.group import Group, Pending
-from holdfast.group.pool import Status
+from holdfast.group.pool_share import Status
 
 _IDS = 0xFFFF_FFFF  # the bit above says that they have weights (core/routing/route_message.h)
 

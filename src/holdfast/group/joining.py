@@ -27,7 +27,7 @@ from holdfast.group.group import Group
 from holdfast.group.layout import check_num_shards
 from holdfast.group.manifest import Manifest
 from holdfast.group.opening import KeptPart
-from holdfast.group.pool import GroupPool
+from holdfast.group.pool_share import PoolShare
 from holdfast.group.relaxing import keep_newest_rows
 from holdfast.pools.opening_options import OpenOptions
 from holdfast.pools.optim import OPTIMIZERS
@@ -57,7 +57,7 @@ def found_or_open(
     dense_interval: int,
     on_phase: Callable[[str], None] = lambda phase: None,
     kept: KeptPart | None = None,
-) -> GroupPool:
+) -> PoolShare:
     """This rank's share of the pool in `directory`, recovered. All ranks call it at once.
 
     wanted: of a new pool; one that is there must have the same tables, and keep its rows as is asked for. on_phase:
@@ -99,7 +99,7 @@ def found_or_open(
                 has_dense = group.rank == group.roles.keeper
                 rows_kept = keep_newest_rows(directory, manifest, writers, group, options, has_dense=has_dense)
         on_phase("layout")
-        pool = GroupPool.open(
+        pool = PoolShare.open(
             directory, group, manifest, options, dense_interval=dense_interval, lock=lock, is_new=is_new, kept=kept
         )
         pool.dense_state_of = rows_kept

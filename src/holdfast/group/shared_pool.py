@@ -33,7 +33,7 @@ from holdfast.group.joining import Phases, found_or_open
 from holdfast.group.layout import TableShards, expected_load
 from holdfast.group.opening import KeptPart
 from holdfast.group.options import GroupOptions
-from holdfast.group.pool import GroupPool, Status
+from holdfast.group.pool_share import PoolShare, Status
 from holdfast.group.rank_states import checksums_of
 from holdfast.group.remote_rows import RemoteRows, device_of_ranks
 from holdfast.group.serving import Verb, message, serve_until
@@ -118,7 +118,7 @@ class SharedPool(Pool):
         )
         self._scratchpad_asked, self._dense_interval = scratchpad_bytes, dense_interval
         self._kept: KeptPart | None = None  # this rank's, of a process that outlives its trainers
-        self._opened: GroupPool | None = None
+        self._opened: PoolShare | None = None
         self._process, self._thread, self._dense_crc = os.getpid(), threading.get_ident(), -1
         self._messages: deque[tuple[Tensor, Pending]] = deque()
         self._is_closed = self._stop_is_wanted = self._is_released = False  # released: rank 0 said that it closes
@@ -150,7 +150,7 @@ class SharedPool(Pool):
         return self.rows[-1]
 
     @property
-    def opened(self) -> GroupPool:
+    def opened(self) -> PoolShare:
         """This rank's share; the first time, all ranks open the pool together."""
         if self._opened is None:
             self.check_open()
@@ -174,7 +174,7 @@ class SharedPool(Pool):
                 "and call resume() before the loader's first batch"
             )
 
-    def _open_together(self) -> GroupPool:
+    def _open_together(self) -> PoolShare:
         wanted = replace(self._wanted, tables=tuple(self._specs))
         tables = [rows.tables for rows in self.rows]
         ask(self._group, wanted, self._options, tables, self._scratchpad_asked, self._dense_interval)
@@ -348,7 +348,7 @@ class SharedPool(Pool):
         while len(self._messages) > _MOST_MESSAGES:
             self._messages.popleft()[1].wait()
 
-    def _after_telling(self, verb: Verb) -> GroupPool:
+    def _after_telling(self, verb: Verb) -> PoolShare:
         """This rank's share, when memory ranks without a script of their own know what comes, or that serve by now."""
         opened = self.opened
         if self._group.are_apart or self._messages:

@@ -1,4 +1,4 @@
-"""GroupPool: the pools of all ranks as one.
+"""PoolShare: a rank's share of the pool that all ranks have as one.
 
 Invariants
 - A step is durable when the rows of every writer and the dense state are. Ranks tell each other how far they are with
@@ -70,7 +70,7 @@ class OpenedPart:
         return cls(rank, pool.level, was_closed, steps_back, report.seconds)
 
 
-class GroupPool:
+class PoolShare:
     """A rank's share of the group's pool, open for training."""
 
     def __init__(
@@ -117,7 +117,7 @@ class GroupPool:
         lock: GroupLock | None,
         is_new: bool,
         kept: KeptPart | None = None,
-    ) -> GroupPool:
+    ) -> PoolShare:
         """Opens every rank's pools and recovers them to one step. All ranks call it at once, and all raise what any of
         them meets: Corrupted, PoolBusy, PoolNotFound, UntrustedPool... kept: this rank's part, which may be open, and
         stays so when this is closed."""
