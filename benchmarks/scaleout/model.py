@@ -6,7 +6,7 @@ Where each formula is from:
 - what travels: core/routing/route_message.h and `holdfast.group.exchange`; to whom: gloo's alltoallv sends to every
   rank, also when there is nothing to say; dense gradients go to who adds a part of them up, and back (transport.py);
 - what waits for what: `holdfast.train.trainer.Trainer._step` over `holdfast.group.remote_rows`;
-- when a step is durable: `holdfast.group.pool.GroupPool.commit`.
+- when a step is durable: `holdfast.group.pool_share.PoolShare.commit`.
 
 Bytes are exact up to chance. Times are as good as `Costs` and `Cluster`, most of which are declared, not measured.
 """
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from holdfast import _core
 from holdfast.group.layout import TableShards, assign, stride_bits
-from holdfast.group.pool import Status
+from holdfast.group.pool_share import Status
 from holdfast.group.roles import Roles, slice_of
 from peers.batches import ZIPF_EXPONENT
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from holdfast import _core
-    from holdfast.group.pool import GroupPool
+    from holdfast.group.pool_share import PoolShare
     from holdfast.group.shared_pool import SharedPool
     from holdfast.train.step_report import StepReport
 
@@ -236,7 +236,7 @@ def steps_of(given: argparse.Namespace, steps: Iterator[StepReport], first_step:
 def commit_by_turns(pool: SharedPool, steps: int) -> None:
     """Every other `steps` steps nothing is made durable: rows are captured, which is the working set, and updated; no
     dense state is collected, summed or written, no log is sealed for good. The last turn is a durable one."""
-    from holdfast.group.pool import GroupPool
+    from holdfast.group.pool_share import PoolShare
 
     opened = pool.opened
     commit = opened.commit
@@ -254,7 +254,7 @@ def commit_by_turns(pool: SharedPool, steps: int) -> None:
         opened.row_updates += 1
         return opened.step
 
-    class ByTurns(GroupPool):
+    class ByTurns(PoolShare):
         @property
         def dense_is_due(self) -> bool:
             return is_durable() and super().dense_is_due
@@ -277,7 +277,7 @@ def send_plain_ids() -> None:
     Manifest.router = plain  # type: ignore[method-assign]
 
 
-def fill(member: Any, given: argparse.Namespace, opened: GroupPool | None) -> None:
+def fill(member: Any, given: argparse.Namespace, opened: PoolShare | None) -> None:
     """Every row that this process has, with the values of the peers' tables: pages never written would cost less."""
     import torch
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from pool_digests import digest_of_tables
 from safetensors.torch import load_file
 
+import holdfast
 from cli_runs import Commands, pool_digest
 from holdfast.admin.exporting import export_pool
 from holdfast.admin.importing import import_pool
@@ -16,6 +20,7 @@ from holdfast.admin.tensor_files import open_tensors
 from holdfast.errors import ConfigError, PoolExists, PoolOfGroup
 from holdfast.group import manifest as manifests
 from holdfast.group.options import GroupConfig
+from holdfast.pools.directory import Medium
 from holdfast.pools.read_only import at_rest
 from holdfast.run.assembly import open_trainer
 from holdfast.run.sections import RunConfig
@@ -95,6 +100,39 @@ def test_keys_find_their_shards(clicks: Commands) -> None:
     before, after = load_file(out), load_file(again)
     assert before.keys() == after.keys()
     assert all((before[name] == after[name]).all() for name in before)
+
+
+@pytest.mark.parametrize("medium", ["memory", "block"])
+def test_a_script_imports_tables_for_ranks(medium: Medium, pool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keyed = holdfast.EmbeddingBagConfig(
+        name="shops", num_embeddings=None, capacity=512, embedding_dim=4, feature_names=["shop"]
+    )
+    tables = [
+        holdfast.EmbeddingBagConfig(name="items", num_embeddings=300, embedding_dim=4, feature_names=["item"]),
+        keyed,
+    ]
+    draw = torch.Generator().manual_seed(3)
+    keys = torch.randint(-(1 << 62), 1 << 62, (90,), generator=draw)
+    source = {
+        "items": {"weight": torch.randn(300, 4, generator=draw), "momentum1": torch.rand(300, generator=draw)},
+        "shops": {"weight": torch.randn(90, 4, generator=draw), "keys": keys},
+    }
+    made = []
+    for name, group in (("one", None), ("ranks", IN_EIGHT)):
+        summary = holdfast.import_tables(pool_root / name, tables, source, seed=5, medium=medium, group=group)
+        made.append(summary)
+    assert made[0] == made[1] is not None
+    assert digest_of_tables(pool_root / "ranks") == digest_of_tables(pool_root / "one")
+    assert {entry.table_shards for entry in manifests.read(pool_root / "ranks").tables} == {8}
+    again = partial(holdfast.import_tables, pool_root / "ranks", tables, source, group=IN_EIGHT)
+    assert again(exist_ok=True) is None
+    with pytest.raises(PoolExists):
+        again()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert again(exist_ok=True) is None
+    with pytest.raises(PoolOfGroup, match="run it without torchrun"):
+        holdfast.import_tables(pool_root / "new", tables, source, group=IN_EIGHT)
+    assert {path.name for path in pool_root.iterdir()} == {"one", "ranks"}
 
 
 def test_what_is_refused_leaves_nothing(

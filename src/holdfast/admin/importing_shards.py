@@ -7,25 +7,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.admin.importing import ImportSummary, check_place, import_dense, import_rows
-from holdfast.admin.snapshot import Snapshot, open_chain, take_snapshot
+from holdfast.admin.importing import ImportSummary, Put, check_place, import_dense, import_rows
+from holdfast.admin.snapshot import open_chain, take_snapshot
 from holdfast.admin.snapshot.cutting import cut, move_of
 from holdfast.admin.snapshot.output import new_directory, scratch_directory
 from holdfast.admin.snapshot.restoring import made
 from holdfast.admin.snapshot.rows import Rows
 from holdfast.admin.tensor_files import Progress, TensorFile
 from holdfast.group.options import GroupConfig
-from holdfast.pools.directory import wants_log_store
+from holdfast.pools.directory import Medium, wants_log_store
 from holdfast.pools.machine import default_scratchpad_bytes
 from holdfast.pools.read_only import new_log_bytes
 from holdfast.run.assembly import assemble
-from holdfast.run.sections import PoolConfig, RunConfig
+from holdfast.run.sections import RunConfig
 
-_LOG_BYTES = 1 << 20  # of the pool beside it: nothing is trained
+LOG_BYTES_BESIDE = 1 << 20  # nothing is trained there
 
 
 def import_in_shards(
@@ -42,35 +43,61 @@ def import_in_shards(
     Raises what that does, and ConfigError where tables cannot be cut so, or the keys of one have no room.
     """
     check_place(directory)
-    of_one = replace(config, pool=replace(config.pool, medium="block", log_bytes=_LOG_BYTES, log=None))
-    with (
-        new_directory(directory, "importing") as partial,
-        scratch_directory(directory.parent, directory.name) as scratch,
-    ):
-        alone = scratch / "pool"
-        with assemble(of_one, alone) as trainer:
+    options = config.pool
+    of_one = replace(config, pool=replace(options, medium="block", log_bytes=LOG_BYTES_BESIDE, log=None))
+    with new_directory(directory, "importing") as partial, beside(directory) as begun:
+        with assemble(of_one, begun) as trainer:
             sources, summary = import_dense(file, trainer, new)
             trainer.recover()
-        take_snapshot(alone, scratch / "snapshot")
-        begun = open_chain(scratch / "snapshot")
-        whole = _as_of(config.pool, partial, begun[0])
-        newest = cut(whole, shards=shards.shards, split_rows=shards.split_rows)
-        moves = [move_of(begun, newest, number) for number in range(len(newest.tables))]
-        with made(partial, newest, config.pool.medium) as homes:
-
-            def put(number: int, rows: Rows) -> None:
-                move = moves[number]
-                for core, part in homes.of(number, rows if move is None else move(rows)):
-                    core.import_values(number, part.rows, part.data.reshape(-1))
-
-            import_rows(file, alone, sources, put, on_bytes)
+        with cut_from(
+            begun,
+            partial,
+            shards,
+            medium=options.medium,
+            row_checksums=options.row_checksums,
+            log_bytes=options.log_bytes,
+            scratchpad_bytes=options.scratchpad_bytes,
+        ) as put:
+            import_rows(file, begun, sources, put, on_bytes)
     return summary
 
 
-def _as_of(pool: PoolConfig, directory: Path, begun: Snapshot) -> Snapshot:
-    """The snapshot as that of a pool in `directory` that keeps its rows as `pool` says."""
-    log_store = wants_log_store(directory, pool.medium)
-    scratchpad_bytes = default_scratchpad_bytes() if pool.scratchpad_bytes is None else pool.scratchpad_bytes
-    log_bytes = pool.log_bytes or new_log_bytes(log_store, [table.spec for table in begun.tables], scratchpad_bytes)
+@contextmanager
+def beside(directory: Path) -> Iterator[Path]:
+    """Where the pool of one process may be made, and what comes of it, until the block ends."""
+    with scratch_directory(directory.parent, directory.name) as scratch:
+        yield scratch / "pool"
+
+
+@contextmanager
+def cut_from(
+    begun: Path,
+    directory: Path,
+    shards: GroupConfig,
+    *,
+    medium: Medium,
+    row_checksums: bool,
+    log_bytes: int | None = None,
+    scratchpad_bytes: int | None = None,
+) -> Iterator[Put]:
+    """A new pool in `directory`, which is empty: that of one process in `begun`, which has no rows yet, in shards.
+    Gives what takes its rows; all of it is durable when the block ends well. The rest as in `holdfast.Pool`."""
+    snapshot = begun.with_name("snapshot")
+    take_snapshot(begun, snapshot)
+    chain = open_chain(snapshot)
+    log_store = wants_log_store(directory, medium)
+    if log_bytes is None:
+        room = default_scratchpad_bytes() if scratchpad_bytes is None else scratchpad_bytes
+        log_bytes = new_log_bytes(log_store, [table.spec for table in chain[0].tables], room)
     store = "log" if log_store else "in_place"
-    return replace(begun, store=store, log_bytes=log_bytes, row_checksums=pool.row_checksums)
+    whole = replace(chain[0], store=store, log_bytes=log_bytes, row_checksums=row_checksums)
+    newest = cut(whole, shards=shards.shards, split_rows=shards.split_rows)
+    moves = [move_of(chain, newest, number) for number in range(len(newest.tables))]
+    with made(directory, newest, medium) as homes:
+
+        def put(number: int, rows: Rows) -> None:
+            move = moves[number]
+            for core, part in homes.of(number, rows if move is None else move(rows)):
+                core.import_values(number, part.rows, part.data.reshape(-1))
+
+        yield put

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from holdfast.admin.importing import import_rows, rows_into, sources_of, state_of
+from holdfast.admin.importing_shards import LOG_BYTES_BESIDE, beside, cut_from
 from holdfast.admin.schema import New, RenamedTensors
 from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.tensor_files import Progress, TensorFile, check_plain, open_tensors
 from holdfast.errors import ConfigError, PoolExists, PoolOfGroup
 from holdfast.files.durable import is_taken, make_directory
-from holdfast.pools.directory import Medium, exists, is_shared
+from holdfast.group.options import GroupConfig
+from holdfast.pools.directory import Medium, exists, is_of_group, is_shared
 from holdfast.pools.optim import RowOptimizerSpec, RowWiseAdagrad
 from holdfast.pools.pool import Pool
 from holdfast.pools.proving_hook import pool_directory
@@ -72,6 +76,7 @@ def import_tables(
     seed: int = 0,
     medium: Medium = "auto",
     row_checksums: bool = False,
+    group: GroupConfig | None = None,
     exist_ok: bool = False,
     on_bytes: Progress | None = None,
 ) -> ImportedTables | None:
@@ -87,6 +92,7 @@ def import_tables(
     new: tables that begin with their initial values, whatever the source has of them.
     rename: of tables that have another name in the source, from that name to this one.
     seed, medium, row_checksums: of the pool, see Pool.
+    group: how the pool is cut into shards, for several ranks; the script opens it under torchrun with the same.
     exist_ok: return None where there is a pool already, so that a script can say the same in each of its lives.
     on_bytes: is called with how many bytes of rows were taken since the last call.
 
@@ -98,28 +104,36 @@ def import_tables(
     shape, has keys twice, or more than its `max_keys`.
     """
     path = pool_directory(directory)
+    if exist_ok and (exists(path) or is_of_group(path)):
+        return None
+    if is_taken(path):
+        raise PoolExists(f"{path} is there already; an import makes a new pool, name another directory")
     if is_shared(path):
         raise PoolOfGroup(
-            f"{path}: tables are imported by one process into a pool of one; run it without torchrun, before training"
+            f"{path}: tables are imported by one process, run it without torchrun, before training; for several ranks "
+            "with group=GroupOptions(shards=64)"
         )
-    if is_taken(path):
-        if exist_ok and exists(path):
-            return None
-        raise PoolExists(f"{path} is there already; an import makes a new pool, name another directory")
     file: TensorFile = _GivenTensors(source) if isinstance(source, Mapping) else open_tensors(Path(source))
     if rename:
         file = RenamedTensors(file, rename)
     begins_anew = New.of(new, [table.name for table in tables], ()).tables
     make_directory(path.parent)
-    with (
-        new_directory(path, "importing") as partial,
-        Pool(partial, seed=seed, medium=medium, row_checksums=row_checksums) as pool,
-    ):
-        rows = EmbeddingBagCollection(pool, tables, optimizer=RowWiseAdagrad() if optimizer is None else optimizer)
-        names = [table.name for table in rows.embedding_bag_configs() if table.name not in begins_anew]
-        shapes = file.shapes()
-        sources = sources_of(pool.core.tables, shapes, begins_anew)
-        import_rows(file, partial, sources, rows_into(pool.core), on_bytes)
+    with ExitStack() as stack:
+        partial = stack.enter_context(new_directory(path, "importing"))
+        begun = partial if group is None else stack.enter_context(beside(path))
+        options: dict[str, Any] = {"seed": seed, "medium": medium, "row_checksums": row_checksums}
+        if group is not None:
+            options |= {"medium": "block", "log_bytes": LOG_BYTES_BESIDE}
+        with Pool(begun, **options) as pool:
+            rows = EmbeddingBagCollection(pool, tables, optimizer=RowWiseAdagrad() if optimizer is None else optimizer)
+            names = [table.name for table in rows.embedding_bag_configs() if table.name not in begins_anew]
+            shapes = file.shapes()
+            sources = sources_of(pool.core.tables, shapes, begins_anew)
+            if group is None:
+                import_rows(file, begun, sources, rows_into(pool.core), on_bytes)
+        if group is not None:
+            with cut_from(begun, partial, group, medium=medium, row_checksums=row_checksums) as put:
+                import_rows(file, begun, sources, put, on_bytes)
     used = {name for source in sources.values() for name in source.values()}
     return ImportedTables(
         tables=tuple(names),
