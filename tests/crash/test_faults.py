@@ -153,7 +153,9 @@ WHILE_IT_OPENS_FROM_A_LOG = {
 WHILE_IT_IS_MADE_IN_PLACE = {
     "create_enospc": Case(at("opening", "open", "table-0001.state", ENOSPC), "PoolFull", "table-0001.state"),
     "resize_eio": Case(at("opening", "ftruncate", ROWS, EIO), "PoolFailed", ROWS),
-    "undo_log_allocate_enospc": Case(at("opening", "fallocate", UNDO_LOG, ENOSPC, times=FOR_GOOD), "PoolFull", UNDO_LOG),
+    "undo_log_allocate_enospc": Case(
+        at("opening", "fallocate", UNDO_LOG, ENOSPC, times=FOR_GOOD), "PoolFull", UNDO_LOG
+    ),
     "superblock_sync_eio": Case(at("opening", "fsync", SUPERBLOCK, EIO), "PoolFailed", SUPERBLOCK),
     "superblock_rename_eio": Case(at("opening", "rename", SUPERBLOCK, EIO), "PoolFailed", SUPERBLOCK),
     "name_sync_eio": Case(at("opening", "fsync", "/pool$", EIO), "PoolFailed", "/pool"),
