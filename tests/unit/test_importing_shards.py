@@ -145,7 +145,10 @@ def test_what_is_refused_leaves_nothing(
         import_in_shards(file, other, pool_root / "eight", IN_EIGHT)
     with pytest.raises(PoolExists):
         import_in_shards(file, config, pool_root / "trained", IN_EIGHT)
-    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("RANK", "0")  # as a cluster may, for purposes of its own
+    import_pool(file, config, pool_root / "alone")
+    there.add("alone")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     for refused in (
         lambda: import_pool(file, config, pool_root / "one"),
         lambda: import_in_shards(file, config, pool_root / "eight", IN_EIGHT),

@@ -15,7 +15,6 @@ before. A pool that is imported begins at step 0 (also for the bias correction o
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +40,7 @@ from holdfast.admin.tensor_files import (
 from holdfast.errors import ConfigError, PoolExists, PoolOfGroup
 from holdfast.files.durable import is_taken, make_directory
 from holdfast.files.recycled import recycled
+from holdfast.pools.directory import begins_a_group, is_shared
 from holdfast.pools.read_only import KEY_RECORD, layout_of
 from holdfast.pools.tables import TORCH_DTYPES
 from holdfast.run.assembly import assemble
@@ -107,7 +107,7 @@ def check_place(directory: Path) -> None:
     """Makes what is above a new pool's directory. Raises PoolExists, PoolOfGroup under torchrun."""
     if is_taken(directory):
         raise PoolExists(f"{directory} is there already; an import makes a new pool, name another directory")
-    if "RANK" in os.environ:
+    if is_shared(directory) or begins_a_group(directory):
         raise PoolOfGroup(f"{directory}: an import is one process's, run it without torchrun; --shards 64 for ranks")
     make_directory(directory.parent)
 
