@@ -69,16 +69,11 @@ def test_what_is_imported_in_shards_is_what_is_imported_and_trains_as_that_does(
 
 
 def test_a_new_table_begins_in_its_shards_as_it_does_in_one(config: RunConfig, exported: Path, pool_root: Path) -> None:
-    name = manifests_name(config, exported, pool_root)
+    with at_rest(pool_root / "trained") as (reader, _):
+        name = reader.tables[-1].name  # the one that is split
     import_pool(open_tensors(exported), config, pool_root / "one", new=[name])
     import_in_shards(open_tensors(exported), config, pool_root / "eight", IN_EIGHT, new=[name])
     assert pool_digest(pool_root / "eight") == pool_digest(pool_root / "one")
-
-
-def manifests_name(config: RunConfig, exported: Path, pool_root: Path) -> str:
-    """The table that is split."""
-    import_in_shards(open_tensors(exported), config, pool_root / "first", IN_EIGHT)
-    return next(table.name for table in manifests.read(pool_root / "first").tables if table.table_shards > 1)
 
 
 def test_a_checksum_that_rows_in_place_want_is_kept_in_shards(
@@ -132,6 +127,11 @@ def test_a_script_imports_tables_for_ranks(medium: Medium, pool_root: Path, monk
     assert again(exist_ok=True) is None
     with pytest.raises(PoolOfGroup, match="run it without torchrun"):
         holdfast.import_tables(pool_root / "new", tables, source, group=IN_EIGHT)
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")  # of one rank, whose pool would be a group's as well
+    with pytest.raises(PoolOfGroup, match="run it without torchrun"):
+        holdfast.import_tables(pool_root / "new", tables, source)
     assert {path.name for path in pool_root.iterdir()} == {"one", "ranks"}
 
 

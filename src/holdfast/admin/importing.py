@@ -95,7 +95,7 @@ def import_pool(
     Raises PoolExists, PoolOfGroup under torchrun, and ConfigError that names the table or parameter that is missing or
     has another shape.
     """
-    check_place(directory)
+    check_place(directory, for_ranks="--shards 64")
     with new_directory(directory, "importing") as partial, assemble(config, partial) as trainer:
         sources, summary = import_dense(file, trainer, new)
         import_rows(file, partial, sources, rows_into(trainer.pool.core), on_bytes)
@@ -103,12 +103,13 @@ def import_pool(
     return summary
 
 
-def check_place(directory: Path) -> None:
-    """Makes what is above a new pool's directory. Raises PoolExists, PoolOfGroup under torchrun."""
+def check_place(directory: Path, *, for_ranks: str) -> None:
+    """Makes what is above a new pool's directory. for_ranks: what cuts the pool for several. Raises PoolExists,
+    PoolOfGroup under torchrun."""
     if is_taken(directory):
         raise PoolExists(f"{directory} is there already; an import makes a new pool, name another directory")
     if is_shared(directory) or begins_a_group(directory):
-        raise PoolOfGroup(f"{directory}: an import is one process's, run it without torchrun; --shards 64 for ranks")
+        raise PoolOfGroup(f"{directory}: an import is one process's, run it without torchrun; {for_ranks} for ranks")
     make_directory(directory.parent)
 
 

@@ -42,7 +42,7 @@ def import_in_shards(
 
     Raises what that does, and ConfigError where tables cannot be cut so, or the keys of one have no room.
     """
-    check_place(directory)
+    check_place(directory, for_ranks="--shards 64")
     options = config.pool
     of_one = replace(config, pool=replace(options, medium="block", log_bytes=LOG_BYTES_BESIDE, log=None))
     with new_directory(directory, "importing") as partial, beside(directory) as begun:
@@ -89,11 +89,10 @@ def cut_from(
     if log_bytes is None:
         room = default_scratchpad_bytes() if scratchpad_bytes is None else scratchpad_bytes
         log_bytes = new_log_bytes(log_store, [table.spec for table in chain[0].tables], room)
-    store = "log" if log_store else "in_place"
-    whole = replace(chain[0], store=store, log_bytes=log_bytes, row_checksums=row_checksums)
+    whole = replace(chain[0], row_checksums=row_checksums)
     newest = cut(whole, shards=shards.shards, split_rows=shards.split_rows)
     moves = [move_of(chain, newest, number) for number in range(len(newest.tables))]
-    with made(directory, newest, medium) as homes:
+    with made(directory, newest, log_store=log_store, log_bytes=log_bytes) as homes:
 
         def put(number: int, rows: Rows) -> None:
             move = moves[number]

@@ -14,15 +14,14 @@ from typing import Any
 
 from torch import Tensor
 
-from holdfast.admin.importing import import_rows, rows_into, sources_of, state_of
+from holdfast.admin.importing import check_place, import_rows, rows_into, sources_of, state_of
 from holdfast.admin.importing_shards import LOG_BYTES_BESIDE, beside, cut_from
 from holdfast.admin.schema import New, RenamedTensors
 from holdfast.admin.snapshot.output import new_directory
 from holdfast.admin.tensor_files import Progress, TensorFile, check_plain, open_tensors
-from holdfast.errors import ConfigError, PoolExists, PoolOfGroup
-from holdfast.files.durable import is_taken, make_directory
+from holdfast.errors import ConfigError
 from holdfast.group.options import GroupConfig
-from holdfast.pools.directory import Medium, exists, is_of_group, is_shared
+from holdfast.pools.directory import Medium, exists, is_of_group
 from holdfast.pools.optim import RowOptimizerSpec, RowWiseAdagrad
 from holdfast.pools.pool import Pool
 from holdfast.pools.proving_hook import pool_directory
@@ -106,18 +105,11 @@ def import_tables(
     path = pool_directory(directory)
     if exist_ok and (exists(path) or is_of_group(path)):
         return None
-    if is_taken(path):
-        raise PoolExists(f"{path} is there already; an import makes a new pool, name another directory")
-    if is_shared(path):
-        raise PoolOfGroup(
-            f"{path}: tables are imported by one process, run it without torchrun, before training; for several ranks "
-            "with group=GroupOptions(shards=64)"
-        )
+    check_place(path, for_ranks="group=GroupOptions(shards=64)")
     file: TensorFile = _GivenTensors(source) if isinstance(source, Mapping) else open_tensors(Path(source))
     if rename:
         file = RenamedTensors(file, rename)
     begins_anew = New.of(new, [table.name for table in tables], ()).tables
-    make_directory(path.parent)
     with ExitStack() as stack:
         partial = stack.enter_context(new_directory(path, "importing"))
         begun = partial if group is None else stack.enter_context(beside(path))

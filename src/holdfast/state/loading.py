@@ -33,7 +33,9 @@ _Flat = tuple[bytes, list[Tensor]]
 
 
 def load_all(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Loads each object from what was saved under its name. Raises StateError."""
+    """Loads each object from what was saved under its name, but for plain values, which cannot be. Raises
+    StateError."""
+    objects = {name: target for name, target in objects.items() if hasattr(target, "load_state_dict")}
     # Before anything is loaded: some objects rearrange what they are given.
     wanted = {name: state_tree.flatten(saved[name]) for name in objects}
     for name, target in objects.items():

@@ -205,8 +205,7 @@ class TrainingState:
         buffers = tree.pop("buffers")
         model = self._objects["model"]
         model.load_state_dict({**model.state_dict(), **buffers})
-        owned = {name: self._objects[name] for name in tree}
-        load_all({name: item for name, item in owned.items() if hasattr(item, "load_state_dict")}, tree)
+        load_all({name: self._objects[name] for name in tree}, tree)
 
     def _check_held(self) -> None:
         """A parameter that is stepped and not saved would begin anew in the next process."""
@@ -251,5 +250,5 @@ class TrainingState:
         if unknown := [name for name in tree if name not in self._objects]:
             raise StateError(f"the saved state has a {unknown[0]}, the Checkpoint was made without it")
         # Plain values are read with `saved`.
-        load_all({name: item for name, item in self._objects.items() if hasattr(item, "load_state_dict")}, tree)
+        load_all(self._objects, tree)
         refuse_other_order(order, self._order)

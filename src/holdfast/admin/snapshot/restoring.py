@@ -93,9 +93,16 @@ def restore_snapshot(
         newest = cut(newest, shards=shards.shards, split_rows=shards.split_rows)
     make_directory(pool.parent)
     num_rows = 0
-    with new_directory(pool, "restoring") as partial, made(partial, newest, medium) as homes:
-        for number in range(len(newest.tables)):
-            num_rows += _restore_table(chain, newest, number, homes, on_bytes)
+    with new_directory(pool, "restoring") as partial:
+        log_store = wants_log_store(partial, medium)
+        log_bytes = newest.log_bytes
+        if (newest.store == "log") != log_store:
+            specs = [table.spec for table in newest.tables]
+            num_writers = 1 if newest.group is None else newest.group.num_writers
+            log_bytes = new_log_bytes(log_store, specs, default_scratchpad_bytes(), num_writers=num_writers)
+        with made(partial, newest, log_store=log_store, log_bytes=log_bytes) as homes:
+            for number in range(len(newest.tables)):
+                num_rows += _restore_table(chain, newest, number, homes, on_bytes)
     return RestoreSummary(step=newest.step, rows=num_rows, snapshots=len(chain))
 
 
@@ -121,15 +128,9 @@ def resized(newest: Snapshot, rows: Mapping[str, int]) -> Snapshot:
     return replace(newest, tables=with_rows(newest.tables), group=group)
 
 
-def made(directory: Path, newest: Snapshot, medium: Medium) -> AbstractContextManager[Homes]:
+def made(directory: Path, newest: Snapshot, *, log_store: bool, log_bytes: int) -> AbstractContextManager[Homes]:
     """A new pool in `directory`, which is empty, with the snapshot's tables and dense state; it takes rows, and all of
-    it is durable when the block ends well. Its log has the bytes of the snapshot's, where it keeps rows as that did."""
-    log_store = wants_log_store(directory, medium)
-    log_bytes = newest.log_bytes
-    if (newest.store == "log") != log_store:
-        specs = [table.spec for table in newest.tables]
-        num_writers = 1 if newest.group is None else newest.group.num_writers
-        log_bytes = new_log_bytes(log_store, specs, default_scratchpad_bytes(), num_writers=num_writers)
+    it is durable when the block ends well."""
     if newest.group is None:
         return _made_alone(directory, newest, log_store=log_store, log_bytes=log_bytes)
     from holdfast.admin.snapshot.group_restoring import made_in_group  # imports this package
