@@ -177,7 +177,7 @@ DialWork InPlaceBackend::lookups_of(const Plan& plan, const std::vector<std::uin
 // Capture.
 
 std::shared_ptr<InPlaceBackend::LoggedCapture> InPlaceBackend::reserve(std::shared_ptr<const Plan> plan,
-                                                                       std::uint64_t step) {
+                                                                       std::uint64_t step, Room room) {
   const CollectionSpec& spec = *plan->spec;
   std::size_t bytes = sizeof(RecordHeader) + spec.tables.size() * sizeof(RecordSection);
   std::vector<RecordSection> sections;
@@ -185,27 +185,10 @@ std::shared_ptr<InPlaceBackend::LoggedCapture> InPlaceBackend::reserve(std::shar
     const std::uint32_t number = spec.tables[t].number;
     sections.push_back(place_section(store_.table(number), number, plan->tables[t].num_unique(), bytes));
   }
-  if (options_.grow_log) grow_log(bytes);
-  if (bytes > log_.ring_bytes()) {
-    throw Error(ErrorKind::batch_too_large, "one batch's rows take " + std::to_string(bytes) +
-                                                " bytes of log, the log has " + std::to_string(log_.ring_bytes()) +
-                                                "; make the pool with a larger log_bytes, or the batch smaller");
-  }
+  if (room == Room::made) grow_log(bytes);
   auto position = log_.reserve(step, bytes);
-  if (!position) {
-    // What is on its way to become durable is finished now rather than waited for.
-    options_.finish_pending();
-    position = log_.reserve(step, bytes);
-  }
-  if (!position) {
-    throw Error(ErrorKind::batch_too_large,
-                "the log (" + std::to_string(log_.ring_bytes()) + " bytes, " + std::to_string(log_.free_bytes()) +
-                    " free) has no room for the " + std::to_string(bytes) + " bytes of step " + std::to_string(step) +
-                    ": it holds the rows of every step since the newest durable dense state and " +
-                    std::to_string(parts_.size()) +
-                    " forward passes of this step; make the pool with a larger log_bytes, lower dense_interval, or "
-                    "evaluate under torch.no_grad()");
-  }
+  if (!position && room == Room::found) return nullptr;
+  if (!position) position = make_room(step, bytes);
   auto capture = std::make_shared<LoggedCapture>();
   capture->plan = std::move(plan);
   capture->step = step;
@@ -221,20 +204,6 @@ std::shared_ptr<InPlaceBackend::LoggedCapture> InPlaceBackend::reserve(std::shar
   name_keys(*capture->plan, capture->tables);
   capture->apart.resize(sections.size());
   return capture;
-}
-
-// An open-ended log holds the records of all steps since the dense state that recovery may go back to, and a few more. The
-// next one is begun dense_interval steps after that, and written while as many pass; a group's, which is another pool's, at
-// once. It grows between steps, when everything in it has become durable and nothing in it is needed.
-void InPlaceBackend::grow_log(std::size_t record_bytes) {
-  const std::size_t steps = options_.in_group ? options_.dense_interval : 2 * std::size_t{options_.dense_interval} - 1;
-  const std::size_t spare_records = options_.in_group ? 8 : 4;
-  constexpr std::size_t steps_bytes_limit = std::size_t{1} << 30;
-  const std::size_t wanted = std::min(record_bytes * steps, steps_bytes_limit) + spare_records * record_bytes;
-  if (wanted <= log_.ring_bytes() || !parts_.empty()) return;
-  options_.finish_pending();
-  if (!log_.empty()) return;
-  log_.grow(format::align_up(wanted + wanted / 4, format::block_bytes));
 }
 
 // Writes the row numbers of a capture, makes sure that its rows have space at home and, unless that is left to the
@@ -299,44 +268,6 @@ void InPlaceBackend::submit_seal(LoggedCapture& capture) {
        payload_crc = capture.payload_crc] { log_.seal(step, position, bytes, sections, payload_crc); });
 }
 
-// Forward passes whose results were thrown away leave records that nobody needs. They are taken back, and the records
-// behind them that are still needed move up; home has not changed since, so nothing is lost if that is interrupted.
-void InPlaceBackend::drop_dead_captures() {
-  const auto dead = std::find_if(parts_.begin(), parts_.end(), [](const Part& part) { return part.capture.expired(); });
-  if (dead == parts_.end() || updated_) return;
-  background_.drain();
-  struct Saved {
-    std::shared_ptr<LoggedCapture> capture;
-    std::vector<std::byte> bytes;
-  };
-  std::vector<Saved> saved;
-  for (auto part = dead; part != parts_.end(); ++part) {
-    if (auto capture = part->capture.lock()) {
-      const std::byte* data = log_.at(capture->position);
-      saved.push_back({capture, {data, data + capture->bytes}});
-    }
-  }
-  log_.rewind(dead->position, log_.before(dead->position));
-  parts_.erase(dead, parts_.end());
-  for (const auto& [capture, bytes] : saved) {
-    const auto position = log_.reserve(capture->step, capture->bytes);
-    if (!position) throw Error(ErrorKind::failed, "the log lost the room it had");
-    std::byte* from = log_.at(capture->position);
-    std::byte* to = log_.at(*position);
-    std::memcpy(to + sizeof(RecordHeader), bytes.data() + sizeof(RecordHeader), bytes.size() - sizeof(RecordHeader));
-    for (std::size_t t = 0; t < capture->tables.size(); ++t) {
-      WorkingRows& rows = capture->tables[t];
-      rows.rows = reinterpret_cast<std::uint64_t*>(to + (reinterpret_cast<std::byte*>(rows.rows) - from));
-      if (!capture->apart[t].empty()) continue;
-      rows.weights = to + (rows.weights - from);
-      rows.state = reinterpret_cast<float*>(to + (reinterpret_cast<std::byte*>(rows.state) - from));
-    }
-    capture->position = *position;
-    submit_seal(*capture);
-    add_part(capture);
-  }
-}
-
 void InPlaceBackend::drop_ahead() {
   if (!ahead_) return;
   background_.wait(ahead_->copied);
@@ -358,7 +289,7 @@ std::shared_ptr<Capture> InPlaceBackend::capture(std::shared_ptr<const Plan> pla
   }
   drop_ahead();
   drop_dead_captures();
-  auto capture = reserve(std::move(plan), step);
+  auto capture = reserve(std::move(plan), step, Room::made);
   fill(*capture, Rows::copied_now);
   submit_seal(*capture);
   add_part(capture);
@@ -372,7 +303,8 @@ bool InPlaceBackend::capture_ahead(std::shared_ptr<const Plan> next, std::uint64
   if (log_is_low()) return false;
   Ahead ahead;
   ahead.current = current;
-  ahead.capture = reserve(next, step + 1);
+  ahead.capture = reserve(next, step + 1, Room::found);
+  if (!ahead.capture) return false;
   ahead.complete = false;
   fill(*ahead.capture, Rows::copied_later);
   const std::size_t num_tables = next->tables.size();
@@ -541,9 +473,6 @@ std::function<void()> InPlaceBackend::end_step(const StepMark& mark) {
     superblock_.write_commit(record);
   };
 }
-
-// Less than two records like the largest so far.
-bool InPlaceBackend::log_is_low() const { return log_.free_bytes() < 2 * log_.largest_record_bytes(); }
 
 // A forward pass whose result was thrown away begins none.
 bool InPlaceBackend::step_has_begun() const {

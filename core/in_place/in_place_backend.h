@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -111,8 +112,15 @@ class InPlaceBackend final : public RowBackend {
     Background::Ticket sealed;
   };
 
-  std::shared_ptr<LoggedCapture> reserve(std::shared_ptr<const Plan> plan, std::uint64_t step);
+  enum class Room { found, made };
+  // A capture with a place in the log, or nothing where none is found.
+  std::shared_ptr<LoggedCapture> reserve(std::shared_ptr<const Plan> plan, std::uint64_t step, Room room);
+  std::uint64_t spare_steps() const;
+  std::size_t wanted_log_bytes(std::size_t step_bytes) const;
   void grow_log(std::size_t record_bytes);
+  std::uint64_t make_room(std::uint64_t step, std::size_t bytes);
+  void move_parts(std::vector<Part>::iterator first, const std::function<void()>& change);
+  void put_back(const std::shared_ptr<LoggedCapture>& capture, std::span<const std::byte> bytes, const std::byte* from);
   DialWork reads_of(const Plan& plan) const;
   // Of an update: rows home, and those read again that the cache had no room for.
   DialWork writes_of(const CollectionSpec& spec, const std::function<std::uint64_t(std::size_t t)>& num_rows) const;

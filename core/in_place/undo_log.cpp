@@ -21,13 +21,14 @@ void UndoLog::start(std::uint64_t epoch, std::uint64_t head, const Link& begin) 
 
 std::optional<std::uint64_t> UndoLog::reserve(std::uint64_t step, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
-  largest_record_bytes_ = std::max<std::uint64_t>(largest_record_bytes_, bytes);
   std::uint64_t position = head_;
   if (position % ring_.size() + bytes > ring_.size()) position = (position / ring_.size() + 1) * ring_.size();
   // An empty log has no tail to spare: it may begin anywhere, so a record as large as the ring fits.
   const std::uint64_t tail = live_.empty() ? position : live_.front().position;
   if (position + bytes - tail > ring_.size()) return std::nullopt;
-  live_.push_back({step, position});
+  const bool begins_step = live_.empty() || live_.back().step != step;
+  live_.push_back({step, position, bytes + (begins_step ? 0 : live_.back().step_bytes)});
+  largest_step_bytes_ = std::max(largest_step_bytes_, live_.back().step_bytes);
   head_ = position + bytes;
   return position;
 }
@@ -112,9 +113,9 @@ std::uint64_t UndoLog::tail() const {
 
 std::uint64_t UndoLog::free_bytes() const { return ring_.size() - (head() - tail()); }
 
-std::uint64_t UndoLog::largest_record_bytes() const {
+std::uint64_t UndoLog::largest_step_bytes() const {
   const std::lock_guard lock(mutex_);
-  return largest_record_bytes_;
+  return largest_step_bytes_;
 }
 
 std::optional<RecordHeader> UndoLog::read_header(std::uint64_t position, std::string* why) const {

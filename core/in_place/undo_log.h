@@ -85,7 +85,8 @@ class UndoLog {
   std::uint64_t head() const;
   std::uint64_t tail() const;
   std::uint64_t free_bytes() const;
-  std::uint64_t largest_record_bytes() const;
+  // What the records of one step took at most, those of the newest so far.
+  std::uint64_t largest_step_bytes() const;
 
   // The header at `position`, where it holds, or the reason why there is none.
   std::optional<format::RecordHeader> read_header(std::uint64_t position, std::string* why) const;
@@ -101,6 +102,7 @@ class UndoLog {
   struct Live {
     std::uint64_t step;
     std::uint64_t position;
+    std::uint64_t step_bytes;  // of its step's records up to its own
   };
 
   Medium& medium_;
@@ -112,7 +114,7 @@ class UndoLog {
   mutable std::mutex mutex_;  // guards what follows
   std::deque<Live> live_;
   std::uint64_t head_ = 0;
-  std::uint64_t largest_record_bytes_ = 0;
+  std::uint64_t largest_step_bytes_ = 0;
 };
 
 }  // namespace holdfast

@@ -52,6 +52,7 @@ struct Shape {
   bool gives_up_merges = false;  // the pool is closed in the middle of one
   Updates updates = Updates::by_pool;
   bool reads_in_place = false;
+  bool grows_log = false;
   // Makes the medium that takes down in a journal what is stored and flushed; by default a double in memory.
   std::function<std::unique_ptr<Medium>(const std::string& directory, Journal& journal)> medium = nullptr;
 };
@@ -83,7 +84,7 @@ class Life {
     }
     if (journal != nullptr) watcher_.emplace(directory_, *journal);
     run_.emplace(directory_,
-                 OpenOptions{.recovery = recovery, .dense_interval = shape.dense_interval, .grow_log = false},
+                 OpenOptions{.recovery = recovery, .dense_interval = shape.dense_interval, .grow_log = shape.grows_log},
                  shape.script, std::move(medium), watcher_ ? &*watcher_ : nullptr);
     run_->updates = shape.updates;
     run_->reads_in_place = shape.reads_in_place;

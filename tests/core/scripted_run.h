@@ -40,6 +40,7 @@ struct Script {
   std::size_t ids_per_bag = 3;
   bool has_dense = true;
   bool row_checksums = false;
+  std::uint64_t num_passes = 1;  // forward passes of a step, each of a batch of its own
 };
 
 inline void make_pool(const std::string& path, std::uint64_t log_bytes, format::Store store = format::Store::in_place,
@@ -117,19 +118,33 @@ class Run {
     }
     const auto capture = pool.capture(now);
     after_verb();
-    std::vector<float> out(script.num_bags * output_width_);
-    pool.lookup(*capture, out.data());
+    std::vector<std::shared_ptr<const Capture>> others;
+    for (std::uint64_t pass = 1; pass < script.num_passes; ++pass) {
+      others.push_back(pool.capture(plan(number + 1000 * pass)));
+      after_verb();
+    }
+    const auto gradient_of = [&](const Capture& of) {
+      std::vector<float> out(script.num_bags * output_width_);
+      pool.lookup(of, out.data());
+      for (std::size_t i = 0; i < out.size(); ++i) out[i] = out[i] * 0.5f + static_cast<float>(i % 7) * 0.01f;
+      return out;
+    };
+    std::vector<std::vector<float>> gradients = {gradient_of(*capture)};
+    std::vector<RowGradients> of_all = {{capture, gradients.front().data()}};
+    for (const auto& other : others) {
+      gradients.push_back(gradient_of(*other));
+      of_all.push_back({other, gradients.back().data()});
+    }
     if (ahead) {
       next_ = plan(number + 1);
       pool.capture_ahead(next_);
       after_verb();
     }
-    for (std::size_t i = 0; i < out.size(); ++i) out[i] = out[i] * 0.5f + static_cast<float>(i % 7) * 0.01f;
     const bool puts = updates == Updates::elsewhere || (updates == Updates::by_turns && number % 2 == 1);
     if (puts) {
-      put(capture, out.data());
+      put(capture, gradients.front().data());
     } else {
-      pool.update({{capture, out.data()}}, hyperparameters());
+      pool.update(of_all, hyperparameters());
     }
     after_verb();
     if (commit) commit_step(number);

@@ -327,31 +327,71 @@ void a_step_without_an_update_takes_back_what_was_captured_ahead() {
   CHECK(pool.step() == 4 && pool.recovery().clean);
 }
 
-// The log is made larger between steps: rows that were captured stay where they are.
-void a_log_does_not_grow_beneath_a_capture() {
-  check::context = "a second, larger forward pass";
+// An open-ended log, that is: the forward passes of a step are as many as its user makes. Rows that were captured move
+// along, and are what they were.
+void a_log_grows_beneath_the_forward_passes_of_a_step() {
+  check::context = "many forward passes";
+  Script script;
+  script.num_passes = 40;
+  for (const std::uint32_t dense_interval : {1u, 7u}) {
+    const TemporaryDirectory directory;
+    make_pool(directory.path(), 4096, format::Store::in_place, script);
+    Run run(directory.path(), {.dense_interval = dense_interval, .grow_log = true}, script);
+    run.write_dense();
+    const auto first = run.pool.capture(run.plan(1));
+    std::vector<float> before(16 * 12);
+    run.pool.lookup(*first, before.data());
+    const std::uint64_t log_bytes = run.pool.log_bytes();
+    std::vector<std::shared_ptr<Capture>> more;
+    while (run.pool.log_bytes() == log_bytes) more.push_back(run.pool.capture(run.plan(100 + more.size())));
+    CHECK(more.size() > 1);
+    std::vector<float> after(before.size());
+    run.pool.lookup(*first, after.data());
+    CHECK(before == after);
+    more.clear();
+    while (run.pool.step() < last_step) run.step(false);
+    run.pool.close();
+    CHECK(rows_of_pool(directory.path()) == reference(last_step, script));
+  }
+}
+
+// A step that recovery may take back.
+void a_log_does_not_grow_beneath_what_recovery_needs() {
+  check::context = "what recovery needs";
   const TemporaryDirectory directory;
   make_pool(directory.path(), 4096);
-  beside_a_run(directory.path(), {}, [](Run& run) {
-    const auto small = run.plan(4);
-    const auto capture = run.pool.capture(small);
-    std::vector<float> before(16 * 12);
-    run.pool.lookup(*capture, before.data());
-    std::vector<std::shared_ptr<Capture>> more;
-    bool refused = false;
-    for (std::uint64_t i = 0; i < 100 && !refused; ++i) {
-      try {
-        more.push_back(run.pool.capture(run.plan(100 + i)));
-      } catch (const Error& error) {
-        CHECK(error.kind() == ErrorKind::batch_too_large);
-        refused = true;
-      }
-    }
-    CHECK(refused && !more.empty());
-    std::vector<float> after(before.size());
-    run.pool.lookup(*capture, after.data());
-    CHECK(before == after);
-  });
+  Run run(directory.path(), {.dense_interval = 20, .grow_log = true});
+  run.write_dense();
+  run.step(false);
+  const std::uint64_t log_bytes = run.pool.log_bytes();
+  std::vector<std::shared_ptr<Capture>> more;
+  const auto fills_it = [&] {
+    while (more.size() < 1000) more.push_back(run.pool.capture(run.plan(100 + more.size())));
+  };
+  CHECK(kind_thrown_by(fills_it) == ErrorKind::batch_too_large);
+  CHECK(!more.empty() && run.pool.log_bytes() == log_bytes);
+  more.clear();
+  while (run.pool.step() < last_step) run.step(false);
+  run.pool.close();
+  CHECK(rows_of_pool(directory.path()) == reference(last_step));
+}
+
+// A log of a given size has room for few steps. That is known in time by what a step takes, not by what a record does.
+void a_log_of_a_few_steps_runs_low_in_time_whatever_a_step_is_made_of() {
+  Script script;
+  script.num_passes = 5;
+  constexpr std::uint64_t steps = 30;
+  const std::vector<std::byte> expected = reference(steps, script);
+  for (const std::uint64_t log_bytes : {24 << 10, 28 << 10, 40 << 10, 56 << 10, 96 << 10}) {
+    check::context = "a log of " + std::to_string(log_bytes) + " bytes";
+    const TemporaryDirectory directory;
+    make_pool(directory.path(), log_bytes, format::Store::in_place, script);
+    Run run(directory.path(), {.dense_interval = 1000, .grow_log = false}, script);
+    run.write_dense();
+    while (run.pool.step() < steps) run.step(false);
+    run.pool.close();
+    CHECK(rows_of_pool(directory.path()) == expected);
+  }
 }
 
 // Whoever verifies a pool of which everything is lost wants to know so, and no list of a million rows.
@@ -393,7 +433,9 @@ int main() {
   no_dense_state_is_written_beside_a_step_that_was_updated();
   a_pool_of_dense_states_alone_goes_forward();
   a_step_without_an_update_takes_back_what_was_captured_ahead();
-  a_log_does_not_grow_beneath_a_capture();
+  a_log_grows_beneath_the_forward_passes_of_a_step();
+  a_log_does_not_grow_beneath_what_recovery_needs();
+  a_log_of_a_few_steps_runs_low_in_time_whatever_a_step_is_made_of();
   a_hundred_damaged_rows_are_named();
   return check::passed();
 }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 
-from holdfast import Checkpoint, EmbeddingBagCollection, EmbeddingBagConfig, JaggedFeatures, MediumDial, Pool
+from holdfast import SGD, Checkpoint, EmbeddingBagCollection, EmbeddingBagConfig, JaggedFeatures, MediumDial, Pool
+from holdfast.device.options import DeviceConfig
 from holdfast.group.shared_pool import SharedPool
 from holdfast.pools.directory import log_bytes_of
 
@@ -81,3 +84,53 @@ def test_in_a_log_of_its_own_choice_steps_never_want_a_dense_state_before_its_ti
                 due.append(step)
             checkpoint.commit()
     assert due == list(range(interval, 4 * interval + 1, interval))
+
+
+@pytest.mark.parametrize("steps_of_log", [2.2, 5.5, 12.0, None])
+@pytest.mark.parametrize(
+    ("way", "collections", "passes"),
+    [
+        ("near_memory", 1, 1),
+        ("near_memory", 3, 1),
+        ("near_memory", 1, 6),
+        ("near_memory", 3, 4),
+        ("scratchpad", 1, 1),  # rows in slots are updated from one forward pass of a collection
+        ("scratchpad", 3, 1),
+    ],
+)
+def test_a_log_of_a_few_steps_is_enough_whatever_collections_and_passes_a_step_is_made_of(
+    way: Literal["near_memory", "scratchpad"],
+    collections: int,
+    passes: int,
+    steps_of_log: float | None,
+    pool_root: Path,
+) -> None:
+    """Dense states come early enough for it, however far apart they were to be; of its own choice it grows."""
+    num_rows, most_ids = 5000, 240
+    record_bytes = most_ids * (8 + 8 * 4) + 512
+    log_bytes = None if steps_of_log is None else int(steps_of_log * collections * passes * record_bytes)
+    random.seed(3)
+    torch.manual_seed(3)
+    tables = [
+        EmbeddingBagConfig(num_embeddings=num_rows, embedding_dim=8, name=f"t{n}", feature_names=[f"f{n}"])
+        for n in range(collections)
+    ]
+    with Pool(pool_root / "pool", medium="memory", dense_interval=1000, log_bytes=log_bytes) as pool:
+        device = DeviceConfig(rows=way)
+        of_tables = [EmbeddingBagCollection(pool, [table], optimizer=SGD(), device=device) for table in tables]
+        model = torch.nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        checkpoint = Checkpoint(pool, model=model, optimizer=optimizer)
+        checkpoint.resume()
+        for step in range(1, 41):
+            optimizer.zero_grad()
+            for _ in range(passes):
+                for rows, table in zip(of_tables, tables, strict=True):
+                    ids = torch.randint(num_rows, (random.randint(most_ids // 2, most_ids),))
+                    features = {table.feature_names[0]: (ids, torch.tensor([0, len(ids)]))}
+                    model(rows(features).values()).sum().backward()
+            optimizer.step()
+            for rows in of_tables:
+                rows.optimizer.step()
+            checkpoint.commit(step)
+        assert pool.step == 40

@@ -158,9 +158,10 @@ class WriteBehind:
     @property
     def log_is_low(self) -> bool:
         """Whether there is room for few more steps when the issued ones and the next have taken theirs: no sooner is
-        the next one's dense state durable, and room is given back."""
+        the next one's dense state durable, and room is given back. One more is for where the ring ends: a record that
+        does not fit before it begins behind it."""
         reading = self.reading
-        steps = 2 + _ISSUED_AT_MOST + self._steps_to_spare
+        steps = 3 + _ISSUED_AT_MOST + self._steps_to_spare
         wanted = steps * self._largest_step_bytes
         return reading.log_is_low or (self._fills_undo_log and reading.log_bytes_free < wanted)
 
