@@ -226,7 +226,7 @@ def _run(rng: random.Random) -> Run:
     rare = rng.choice((0.0, 0.15, 0.4))
     scripts = tuple(
         Step(
-            micro_batches=1 if relaxed_lookup or rng.random() > rare else rng.choice((2, 3)),
+            micro_batches=1 if relaxed_lookup or rng.random() > rare else rng.choice((2, 3, 9)),
             thrown_away=not relaxed_lookup and rng.random() < rare,
             evaluates=rng.random() < rare,
             updates=tuple(rng.random() > rare / 2 for _ in collections),

@@ -19,7 +19,7 @@ import torch
 
 import checks
 from defects import LYING_DISK
-from draw import ERRORS, Episode, Fault, Life
+from draw import BIG, ERRORS, Episode, Fault, Life
 from holdfast import Checkpoint, EmbeddingBagCollection, Pool, VictimCache, _core
 from holdfast.errors import (
     BatchTooLarge,
@@ -161,7 +161,9 @@ class LifeOf:
         struck = library.holdfast_faults_struck() if library is not None else 0
         self.progress.struck = struck
         distrusts = isinstance(error, UntrustedPool) and self.may_distrust
-        if struck == 0 and not distrusts and not isinstance(error, BatchTooLarge):
+        # A log of a size that holdfast chose, or of many steps, has room for every batch.
+        is_small = self.run.log_bytes is not None and self.run.log_bytes < BIG
+        if struck == 0 and not distrusts and not (isinstance(error, BatchTooLarge) and is_small):
             raise Wrong(f"{type(error).__name__} without a cause: {error}") from error
 
     def _stop(self, *_: Any) -> None:
