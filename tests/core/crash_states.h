@@ -392,7 +392,6 @@ inline int cut_power(int argc, char** argv, const std::vector<Shape>& shapes, co
   Share share(argc, argv, seed, effort);
   effort.states_in_life = 1 + effort.states / 25;
   set_num_threads(1);  // which stores come before which flush is a function of the run
-  const Expected expected(shapes.front().script, shapes.front().num_steps);
   const auto print = [](const Found& found, const char* how) {
     std::printf("%s: %llu states at %llu points, of %llu further lives%s\n", check::context.c_str(),
                 static_cast<unsigned long long>(found.states), static_cast<unsigned long long>(found.points),
@@ -401,6 +400,7 @@ inline int cut_power(int argc, char** argv, const std::vector<Shape>& shapes, co
   for (const Shape& shape : shapes) {
     if (!share.has_next()) continue;
     check::context = shape.what;
+    const Expected expected(shape.script, shape.num_steps);
     const Found found = PowerCuts(shape, expected, seed, effort).everywhere();
     if (!found.problem.empty()) check::fail(__FILE__, __LINE__, found.problem.c_str());
     CHECK(found.points > 50);
@@ -411,11 +411,13 @@ inline int cut_power(int argc, char** argv, const std::vector<Shape>& shapes, co
     if (!share.has_next()) continue;
     check::context = std::string("without ") + omission.what;
     const Effort enough{8, 4, effort.points_per_life, true};
+    const Shape& shape = shapes[omission.shape];
+    const Expected expected(shape.script, shape.num_steps);
     // Not every run comes to the state that tells, see Journal.
     constexpr std::uint64_t most_runs = 3;
     Found found;
     for (std::uint64_t run = 0; run < most_runs && found.problem.empty(); ++run) {
-      found = PowerCuts(shapes[omission.shape], expected, seed + run, enough, &omission).everywhere();
+      found = PowerCuts(shape, expected, seed + run, enough, &omission).everywhere();
     }
     print(found, (": " + found.problem).c_str());
     std::fflush(stdout);

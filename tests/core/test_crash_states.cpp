@@ -34,12 +34,13 @@ std::vector<Shape> shapes() {
   shapes[5].what += ", rows read in place and put in odd steps";
   shapes[5].reads_in_place = true;
   shapes[5].updates = Updates::by_turns;
-  // It has room for two of a step's forward passes, and grows beneath them.
+  // Which has room for a few of a step's forward passes at first.
   shapes.push_back(shape_of(1, false));
-  shapes.back().what += ", four forward passes a step, in a log that grows";
-  shapes.back().script.num_passes = 4;
+  shapes.back().what += ", eight forward passes a step, in a log that grows beneath them";
+  shapes.back().script.num_passes = 8;
+  shapes.back().script.num_bags = 2;
   shapes.back().num_steps = 4;
-  shapes.back().log_bytes = 8 << 10;
+  shapes.back().log_bytes = 4 << 10;
   shapes.back().grows_log = true;
   return shapes;
 }
