@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import plots
+import report_page
 from markdown_table import markdown_table
 from measurements import ABLATION, OPTIMIZERS, PEERS, RECOVERY_INTERVALS, SHAPES, STEPS_AFTER_OPENING, key_of
 
@@ -481,7 +482,7 @@ def write_report(results: Results, directory: Path) -> Path | None:
     ]
     if errors := results.errors():
         lines += ["## Failed", "", *(f"- {key}: `{error[-300:]}`" for key, error in errors.items()), ""]
-    (directory / "report.md").write_text("\n".join(lines))
+    report_page.write(directory, "\n".join(lines))
     return main_plot
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import report_page
 from measurements import BENCHMARKS, ROOT, SECTIONS, SHAPES, Measurement, Settings, measurements_of
 from report import Results, write_report
 
@@ -183,7 +184,7 @@ def main() -> None:
     main_plot = write_report(Results(record), report_dir)
     if main_plot is not None and not partial:
         shutil.copy(main_plot, ROOT / "docs/benchmark.png")
-    print(f"{report_dir / 'report.md'}", file=sys.stderr)
+    print(report_page.page_of(report_dir), file=sys.stderr)
     failed = [key for key, rounds in record["results"].items() if any("error" in result for result in rounds)]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")

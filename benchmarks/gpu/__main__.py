@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import report_page
 from gpu.parts import DEVICE, all_parts
 from gpu.process import Part, Settings, run_part
 from gpu.report import with_what_was_measured_before, write_report
@@ -82,7 +83,7 @@ def main() -> None:
     folder = _BENCHMARKS / "reports/gpu" if is_whole else _BENCHMARKS.parent / "runs/bench/gpu"
     directory = given.out or folder
     table = write_report(directory, record)
-    print(f"\nwrote {directory / 'report.md'} and results.json\n")
+    print(f"\nwrote {report_page.page_of(directory)} and results.json\n")
     print("\n".join(table))
     sys.exit(1 if any("failed" in result for result in results.values()) else 0)
 

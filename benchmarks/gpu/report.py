@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import report_page
 from gpu.batches import SCRATCHPADS
 from gpu.parts import GATHERED, OPTIONS, RESIDENT, WAYS, gather_key, kernels_key, steps_key
 from gpu.rooflines import Bound, Link, commit_bytes, link_seconds, step_bound
@@ -243,7 +244,7 @@ def write_report(directory: Path, record: dict[str, Any]) -> list[str]:
         *_steps(results),
         *_failures(results),
     ]
-    (directory / "report.md").write_text("\n".join(text))
+    report_page.write(directory, "\n".join(text))
     return [*mark, *table]
 
 

@@ -13,6 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
+import report_page
 from larger.report import write_report
 from larger.runner import SECTIONS, THREADS, Options, Runner
 from larger.sections import WORKLOADS
@@ -70,7 +71,7 @@ def main() -> None:
         text = json.dumps(record, indent=1, default=str).replace(f"{ROOT}/", "")
         (directory / "results.json").write_text(text + "\n")
         write_report(record, directory)
-        print(directory / "report.md", file=sys.stderr)
+        print(report_page.page_of(directory), file=sys.stderr)
     if failed := [key for key, result in record["results"].items() if "error" in result]:
         sys.exit(f"failed: {', '.join(failed)}")
 

@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import report_page
 from larger import plots
 from larger.figures import (
     Results,
@@ -78,7 +79,7 @@ def write_report(record: dict[str, Any], directory: Path) -> None:
     ]
     if errors := results.errors():
         lines += ["## Failed", "", *(f"- {key}: `{_last_line(error)}`" for key, error in errors.items()), ""]
-    (directory / "report.md").write_text("\n".join(lines))
+    report_page.write(directory, "\n".join(lines))
 
 
 def _last_line(error: str) -> str:

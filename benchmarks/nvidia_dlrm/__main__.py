@@ -2,8 +2,9 @@
 
     cd benchmarks && python -m nvidia_dlrm
 
-Simulates every published row (rows.toml) and writes report.md. Nothing of it is fitted: devices, systems and models are
-those of a commit from before anything was compared, and their digest is that of rows.toml.
+Simulates every published row (rows.toml) and writes its part of reports/papers/report.md. Nothing of it is fitted:
+devices, systems and models are those of a commit from before anything was compared, and their digest is that of
+rows.toml.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import report_page
 from holdfast_lab.sim.library import PACKAGED, Library, declared_file, read_library, system_files
 from markdown_table import markdown_table
 
 FOLDER = Path(__file__).parent
 _TERMS = FOLDER / "after"
-REPORT = FOLDER.parent / "reports/papers/nvidia-dlrm/report.md"
+REPORT = report_page.REPORTS / "papers/nvidia-dlrm"
 _HEAD = """# NVIDIA's DLRM, simulated unseen
 
 `cd benchmarks && python -m nvidia_dlrm`: what NVIDIA publishes of its DLRM on Criteo Terabyte (`rows.toml` names files
@@ -80,9 +82,8 @@ class Row:
 
 
 def main() -> None:
-    REPORT.parent.mkdir(exist_ok=True)
-    REPORT.write_text(report_of(read_rows(), read_rows_with_terms()), encoding="utf-8")
-    print(REPORT.read_text(encoding="utf-8"))
+    report_page.write(REPORT, report_of(read_rows(), read_rows_with_terms()))
+    print(report_page.read(REPORT))
 
 
 def declared() -> dict[str, Any]:

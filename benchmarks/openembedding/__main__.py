@@ -2,8 +2,8 @@
 
     cd benchmarks && python -m openembedding
 
-Simulates every statement and writes report.md. Nothing is fitted to it: devices are of the paper's Table I and of a
-data sheet, rows are of the repository's documentation.
+Simulates every statement and writes its part of reports/papers/report.md. Nothing is fitted to it: devices are of the
+paper's Table I and of a data sheet, rows are of the repository's documentation.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import report_page
 from holdfast_lab.sim.device import Amounts, Memory
 from holdfast_lab.sim.library import Library, read_library
 from holdfast_lab.sim.model import Model, workload_of
 from markdown_table import markdown_table
 
 FOLDER = Path(__file__).parent
-REPORT = FOLDER.parent / "reports/papers/openembedding/report.md"
+REPORT = report_page.REPORTS / "papers/openembedding"
 MODEL = "industrial"
 STATED_SKEW = ((0.0005, 0.857), (0.001, 0.895), (0.01, 0.957))  # the hottest rows, their part of the accesses
 _CORES = 24
@@ -69,9 +70,8 @@ class Statement:
 
 
 def main() -> None:
-    REPORT.parent.mkdir(exist_ok=True)
-    REPORT.write_text(report_of(statements()), encoding="utf-8")
-    print(REPORT.read_text(encoding="utf-8"))
+    report_page.write(REPORT, report_of(statements()))
+    print(report_page.read(REPORT))
 
 
 def statements() -> list[Statement]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import machine
+import report_page
 from holdfast_lab.placement.step_time import StepInputs
 from larger.runner import Options, Runner
 from placement_check.configurations import Configuration
@@ -118,6 +119,6 @@ def write_record(record: dict[str, Any], predicted: dict[str, Any], directory: P
 
 def finish(outcomes: Sequence[Outcome], directory: Path, *more: str) -> None:
     """Prints the report; ends the process with status 1 where there is something to complain about."""
-    print((directory / "report.md").read_text())
+    print(report_page.read(directory))
     if complaints := [*(complaint for each in outcomes if (complaint := each.complaint)), *more]:
         sys.exit("\n".join(complaints))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import report_page
 from holdfast_lab.placement.step_time import StepInputs, StepTime, predict_step
 from larger.figures import hit_rate
 from markdown_table import markdown_table
@@ -63,7 +64,7 @@ def write_report(outcomes: list[PlanOutcome], machine: dict[str, Any], directory
         ),
         *(f"- {complaint}" for outcome in outcomes if (complaint := outcome.complaint)),
     ]
-    (directory / "report.md").write_text("\n".join(lines) + "\n")
+    report_page.write(directory, "\n".join(lines))
 
 
 def _cells(outcome: PlanOutcome) -> list[str]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import report_page
 from markdown_table import markdown_table
 from recovery import plots
 from recovery.figures import LEAST_R_SQUARED, MOST_SPREAD, Line, Point, line_through, spread
@@ -143,7 +144,7 @@ def main() -> None:
     (directory / "results.json").write_text(json.dumps(record, indent=1) + "\n")
     plots.recovery(directory / "recovery.png", over_logs, over_tables, lines)
     text = "\n".join(_report(over_logs, over_tables, lines))
-    (directory / "report.md").write_text(text + "\n")
+    report_page.write(directory, text)
     print(text)
     complaints = [
         f"{name}: the points are not on a line, R² {line.r_squared:.3f}"

@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 
+import report_page
+
 BENCHMARKS = Path(__file__).parents[1]
 ROOT = BENCHMARKS.parent
 CRITEO = Path(os.environ.get("HOLDFAST_CRITEO", os.path.relpath(ROOT.parent / "shared/data/criteo_8k")))
@@ -75,7 +77,7 @@ def main() -> None:
                 record.add(done.result())
             print(said, file=sys.stderr, flush=True)
     write_report(record, wanted, directory)
-    print(directory / "report.md", file=sys.stderr)
+    print(report_page.page_of(directory), file=sys.stderr)
     if failed:
         sys.exit("\n".join(failed))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import report_page
 from markdown_table import markdown_table
 from relaxed import plots
 from relaxed.figures import METRICS, Estimate, estimate, lead, price, same_bits, set_back, spread, value
@@ -52,7 +53,7 @@ def write_report(record: Record, workloads: list[Workload], directory: Path) -> 
             for line in _section(workload, step, record.of(workload.name))
         ),
     ]
-    (directory / "report.md").write_text("\n".join(lines))
+    report_page.write(directory, "\n".join(lines))
 
 
 def _section(workload: Workload, crash_step: int, trials: list[dict[str, Any]]) -> list[str]:

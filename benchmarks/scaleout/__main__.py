@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import report_page
 from machine import describe, wait_until_idle
 from scaleout.launch import RanksFailed, plain_command, pool_directory, ranks_command, run_ranks
 from scaleout.report import write_report
@@ -70,8 +71,8 @@ def main() -> None:
     folder = _FOLDER / "reports/scaleout" if is_whole else _FOLDER.parent / "runs" / "bench" / "scaleout"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results, indent=1))
-    met = write_report(folder / "report.md", results)
-    print(f"wrote {folder / 'report.md'}")
+    met = write_report(folder, results)
+    print(f"wrote {report_page.page_of(folder)}")
     sys.exit(0 if met and not results["failures"] else 1)
 
 

@@ -3,9 +3,9 @@
     cd benchmarks && python -m scaleout.decoding [--quick]     # rm1's batches as Parquet; ten minutes
 
 A reader takes the batches of its part as fast as they come, with one worker: a run that waits for its loader alone.
-Trainers of a group read at the same time, each in a process of its own. Writes reports/scaleout/loader/ (report.md,
-results.json); exit status 1 where one of two trainers takes more than 0.6 of the processor time of one alone, or of the
-row groups.
+Trainers of a group read at the same time, each in a process of its own. Writes reports/scaleout/loader/results.json and
+its part of the page above; exit status 1 where one of two trainers takes more than 0.6 of the processor time of one
+alone, or of the row groups.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+import report_page
 from holdfast.data import Loader, ParquetConfig, ParquetSource, SparseColumn
 from holdfast.data.block import FixedBags, SampleBlock
 from machine import describe, others_busy
@@ -223,7 +224,7 @@ def main() -> None:
     lines = ["# What decoding costs a trainer", "", what, "", where, "", *decoding_table(results), outcome]
     directory = _FOLDER.parent / "runs/bench/scaleout/loader" if given.quick else _FOLDER / "reports/scaleout/loader"
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "report.md").write_text("\n".join(lines) + "\n")
+    report_page.write(directory, "\n".join(lines))
     (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     print("\n".join(lines))
     sys.exit(0 if max(cpu, blocks) <= _BAR else 1)

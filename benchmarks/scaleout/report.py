@@ -6,12 +6,15 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import report_page
 from markdown_table import markdown_table
 
 
-def write_report(path: Path, results: dict[str, Any]) -> bool:
+def write_report(directory: Path, results: dict[str, Any]) -> bool:
     """Writes it; whether every bar that was measured is met."""
-    lines = ["# Scale-out", "", f"On {results['machine']}.", ""]
+    machine = results["machine"]
+    where = f"{machine['processor']}, {machine['cpus']} CPUs, {machine['kernel']}; pools on {machine['medium']}."
+    lines = ["# Scale-out", "", where, ""]
     bars: list[tuple[str, str, str, bool]] = []
     for name, section in (
         ("speed", _speed),
@@ -28,7 +31,7 @@ def write_report(path: Path, results: dict[str, Any]) -> bool:
     table = markdown_table(
         ["what", "measured", "bar", ""], [(*bar[:3], "met" if bar[3] else "NOT MET") for bar in bars]
     )
-    path.write_text("\n".join([*lines[:4], *table, *lines[4:]]) + "\n")
+    report_page.write(directory, "\n".join([*lines[:4], *table, *lines[4:]]))
     return all(bar[3] for bar in bars)
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 import machine
+import report_page
 from scratchpipe.batches import TABLES, Drawn, Workload
 from scratchpipe.cells import SECTIONS, Cell, cells
 from scratchpipe.report import complaints, write_report
@@ -70,7 +71,7 @@ def main() -> None:
         print(f"{cell.name}: {found['batch_ms']:.2f} ms, {found['predicted_ms']:.2f} predicted", file=sys.stderr)
         path.write_text(json.dumps(record, indent=1).replace(f"{ROOT}/", "") + "\n")
     write_report(record, directory)
-    print((directory / "report.md").read_text())
+    print(report_page.read(directory))
     if missed := complaints(record):
         sys.exit("\n".join(missed))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import report_page
 from markdown_table import markdown_table
 from scratchpipe.batches import BATCH, ROWS, SCALE, SKEWS, TABLES, Workload
 from scratchpipe.cells import SWEEPS
@@ -122,7 +123,7 @@ def write_report(record: Mapping[str, Any], directory: Path) -> None:
         "",
         *_fidelity(cells),
     ]
-    (directory / "report.md").write_text("\n".join(lines) + "\n")
+    report_page.write(directory, "\n".join(lines))
 
 
 def _cell(cells: Cells, workload: Workload, mode: str) -> Mapping[str, Any] | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import report_page
 from markdown_table import markdown_table
 from sim_check.outcome import (
     MEAN_BAR,
@@ -58,7 +59,7 @@ def write_report(outcomes: Sequence[SimOutcome], record: dict[str, Any], directo
         *(f"- {complaint}" for each in outcomes if (complaint := each.complaint)),
         *(f"- {complaint}" for complaint in complaint_of_all(outcomes)),
     ]
-    (directory / "report.md").write_text("\n".join(lines) + "\n")
+    report_page.write(directory, "\n".join(lines))
 
 
 def _summary(found: list[float], measured: Sequence[SimOutcome]) -> list[str]:

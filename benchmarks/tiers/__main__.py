@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+import report_page
 from larger.one import prepare_process
 
 THREADS = 2
@@ -79,7 +80,7 @@ def main() -> None:
     text = re.sub(r'"[^"]*/holdfast-larger-[^"/]*', '"MEMORY', text)
     (directory / "results.json").write_text(text + "\n")
     write_report(cells, record, directory)
-    print((directory / "report.md").read_text())
+    print(report_page.read(directory))
     if len(cells) < len(chosen):
         sys.exit("not everything could be measured: results.json says why")
 

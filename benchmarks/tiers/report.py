@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import report_page
 from markdown_table import markdown_table
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def write_report(cells: list[Cell], record: dict[str, Any], directory: Path) -> 
     if cells:
         _draw(cells, directory / "steps.svg")
         lines += ["![steps](steps.svg)", ""]
-    (directory / "report.md").write_text("\n".join(lines))
+    report_page.write(directory, "\n".join(lines))
 
 
 def _cells(cell: Cell) -> list[str]:

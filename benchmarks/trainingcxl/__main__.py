@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import report_page
 from trainingcxl.models import SHAPES, Shape
 from trainingcxl.report import complaints, write_report
 from trainingcxl.simulated import accelerator_of, simulated
@@ -69,7 +70,7 @@ def main() -> None:
     _simulate(record)
     path.write_text(json.dumps(record, indent=1).replace(f"{ROOT}/", "") + "\n")
     write_report(record, arguments.report_dir)
-    print((arguments.report_dir / "report.md").read_text())
+    print(report_page.read(arguments.report_dir))
     if missed := complaints(record):
         sys.exit("\n".join(missed))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import report_page
 from markdown_table import markdown_table
 from trainingcxl.energy import joules
 from trainingcxl.models import BATCH, ROWS, SHAPES
@@ -187,7 +188,7 @@ def write_report(record: Mapping[str, Any], directory: Path) -> None:
         "",
         *_fidelity(cells),
     ]
-    (directory / "report.md").write_text("\n".join(lines) + "\n")
+    report_page.write(directory, "\n".join(lines))
 
 
 def _headline(cells: Cells, models: list[str]) -> list[str]:
