@@ -270,7 +270,7 @@ class Memory:
     connections: float
 
 
-LOG_STEPS_BEHIND = 8  # that a log keeps beyond dense_interval, before room is asked for
+LOG_STEPS_BEHIND = 10  # that a log keeps beyond dense_interval, before room is asked for
 _SOCKET_BYTES = 256 << 10  # of the kernel's, for a connection that is used
 
 

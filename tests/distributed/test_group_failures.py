@@ -27,16 +27,16 @@ pytestmark = pytest.mark.dear
 
 TIMEOUT = 1.0
 GRACE = 0.5
-SHORT = small(group={"timeout": TIMEOUT})
-LONG = small(group={"timeout": 60.0})
+SHORT = small(group={"timeout": TIMEOUT})  # where somebody is waited for in vain
+LONG = small(group={"timeout": 60.0})  # longer than a busy machine takes to start a process
 
 
-def run(ranks: Ranks, pool: Path, num_ranks: int = 3, config: dict[str, Any] = SHORT, **befalls: Any) -> Life:
+def run(ranks: Ranks, pool: Path, num_ranks: int = 3, config: dict[str, Any] = LONG, **befalls: Any) -> Life:
     return ranks.run(pool, config, num_ranks, grace=GRACE, **befalls)
 
 
 def trained(ranks: Ranks, pool: Path, num_ranks: int = 3, *, steps: int = 12, memory_ranks: int = 0) -> Path:
-    config = {**LONG, "train": {**LONG["train"], "steps": steps}}  # on a busy machine, too: nobody dies here
+    config = {**LONG, "train": {**LONG["train"], "steps": steps}}
     life = run(ranks, pool, num_ranks, config, memory_ranks=memory_ranks)
     assert life.ended_well, life.errors()
     return pool
@@ -69,7 +69,7 @@ def check_refused(life: Life, kind: str, *words: str) -> None:
 @pytest.mark.parametrize("do", ["kill", "stop"])
 def test_a_rank_0_that_ends_while_it_deals_out_the_shards_is_missed(do: str, ranks: Ranks, pool_root: Path) -> None:
     pool = trained(ranks, pool_root / "pool", 2, steps=4)
-    life = run(ranks, pool, 3, acts={0: Act(at="dealing", do=do)})
+    life = run(ranks, pool, 3, SHORT, acts={0: Act(at="dealing", do=do)})
     assert life.struck == {0}
     life.check_that_the_others_ended(within=TIMEOUT + GRACE)
     trained(ranks, pool, steps=6)
@@ -81,7 +81,7 @@ def test_rank_0_may_take_longer_than_the_timeout_to_deal_out_shards_and_to_remov
 ) -> None:
     pool = trained(ranks, pool_root / "pool", 2, steps=4)
     with ThreadPoolExecutor(1) as beside:
-        life = beside.submit(run, ranks, pool, num_ranks, acts={0: Act(at=place, do="wait")})
+        life = beside.submit(run, ranks, pool, num_ranks, SHORT, acts={0: Act(at=place, do="wait")})
         ranks.await_waiting(life)
         time.sleep(2 * TIMEOUT)
         ranks.go_on.touch()
@@ -96,7 +96,7 @@ def test_a_stalled_rank_is_named_by_all_others_in_time(
     place: str, nth: int, victim: int, memory_ranks: int, ranks: Ranks, pool_root: Path
 ) -> None:
     acts = {victim: Act(at=place, nth=nth, do="stop")}
-    life = run(ranks, pool_root / "pool", memory_ranks=memory_ranks, acts=acts)
+    life = run(ranks, pool_root / "pool", config=SHORT, memory_ranks=memory_ranks, acts=acts)
     assert life.struck == {victim}
     life.check_that_the_others_ended(within=TIMEOUT + GRACE)
     for rank in life.ranks:
@@ -182,7 +182,7 @@ def test_the_dead_rank_is_named_by_one_that_waited_for_another(
 
 
 def test_a_rank_that_never_comes_is_named(ranks: Ranks, pool_root: Path) -> None:
-    life = run(ranks, pool_root / "pool", acts={1: Act(at="group", do="stop")})
+    life = run(ranks, pool_root / "pool", config=SHORT, acts={1: Act(at="group", do="stop")})
     for rank in (life.ranks[0], life.ranks[2]):
         assert rank.error == "GroupError"
         assert "waiting for all ranks to be there: rank 1 does not answer" in rank.message
@@ -262,8 +262,8 @@ def test_what_one_rank_meets_while_the_group_opens_all_raise(place: str, ranks: 
 @pytest.mark.parametrize(
     ("act", "words"),
     [
-        (Act(config={"train": {**SHORT["train"], "batch_size": 48}}), ("rank 2", "train.batch_size")),
-        (Act(config={"group": {**SHORT["group"], "split_rows": 2}}), ("rank 2", "group.split_rows")),
+        (Act(config={"train": {**LONG["train"], "batch_size": 48}}), ("rank 2", "train.batch_size")),
+        (Act(config={"group": {**LONG["group"], "split_rows": 2}}), ("rank 2", "group.split_rows")),
         (Act(version="0.0.0"), ("rank 2", "0.0.0")),
         (Act(memory_ranks=1), ("rank 2", "--memory-ranks 1", "rank 0 has 0")),
     ],
@@ -282,7 +282,7 @@ def test_ranks_that_differ_are_refused(
 
 
 def test_fewer_shards_than_owners_are_refused(ranks: Ranks, pool_root: Path) -> None:
-    few = small(group={"shards": 2, "timeout": TIMEOUT})
+    few = small(group={"shards": 2, "timeout": 60.0})
     pool = pool_root / "pool"
     check_refused(run(ranks, pool, 3, few), "ConfigError", "group.shards = 2", "3 ranks")
     assert contents(pool) == {}
@@ -382,7 +382,7 @@ def test_a_damaged_pool_is_refused_by_all_ranks_and_nothing_is_written(
 
 @pytest.mark.parametrize("store", [{}, LOG_STORE], ids=["in_place", "log_store"])
 def test_an_older_copy_of_one_writer_is_refused(store: dict[str, Any], ranks: Ranks, pool_root: Path) -> None:
-    config = small(group={"timeout": TIMEOUT}, train={"steps": 4}, **store)
+    config = small(group={"timeout": 60.0}, train={"steps": 4}, **store)
     pool, copy = pool_root / "pool", pool_root / "copy"
     assert run(ranks, pool, 2, config).ended_well
     shutil.copytree(pool, copy)
@@ -399,16 +399,16 @@ def test_an_older_copy_of_one_writer_is_refused(store: dict[str, Any], ranks: Ra
 
 def test_a_pool_of_one_process_is_refused_by_a_group(ranks: Ranks, pool_root: Path) -> None:
     pool = pool_root / "pool"
-    assert ranks.run(pool, SHORT, 1, plain=True).ended_well
+    assert ranks.run(pool, LONG, 1, plain=True).ended_well
     before = contents(pool)
     check_refused(run(ranks, pool, 2), "PoolExists", "one process")
     assert contents(pool) == before
-    assert ranks.run(pool, SHORT, 1, plain=True).ended_well
+    assert ranks.run(pool, LONG, 1, plain=True).ended_well
 
 
 def test_a_pool_of_a_group_goes_on_in_one_process_that_knows_of_none(ranks: Ranks, pool_root: Path) -> None:
     pool = trained(ranks, pool_root / "pool", 2, steps=4)
-    life = ranks.run(pool, SHORT, 1, plain=True)
+    life = ranks.run(pool, LONG, 1, plain=True)
     assert life.ended_well, life.errors()
     assert life.opened == 4
 

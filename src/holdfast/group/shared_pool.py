@@ -37,7 +37,7 @@ from holdfast.group.pool_share import PoolShare, Status
 from holdfast.group.rank_states import checksums_of
 from holdfast.group.remote_rows import RemoteRows, device_of_ranks
 from holdfast.group.serving import Verb, message, serve_until
-from holdfast.pools.dense_state import DenseState
+from holdfast.pools.dense_state import DenseState, warn_of_lost_steps
 from holdfast.pools.dial import MediumDial
 from holdfast.pools.directory import Medium, RecoveryMode, check_options
 from holdfast.pools.log_medium import LogMedium
@@ -377,21 +377,20 @@ class SharedPool(Pool):
                 while self._messages:
                     self._messages.popleft()[1].wait()
                 self._group.notices.leave_end(opened.step)
+                warn_of_lost_steps(opened.step, self.with_dense if self._group.rank == 0 else ())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
             self.close()
-            return
-        if self._is_closed or os.getpid() != self._process:
-            return
-        self._is_closed = True
-        self._group.notices.leave_failure(error)
-        with suppress(HoldfastError):
-            if self._opened is not None:
-                self._opened.abandon()
-        self._leave()
+        elif not self._is_closed and os.getpid() == self._process:
+            self._is_closed = True
+            self._group.notices.leave_failure(error)
+            with suppress(HoldfastError):
+                if self._opened is not None:
+                    self._opened.abandon()
+            self._leave()
 
     def _leave(self) -> None:
         for rows in self.rows:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from holdfast import _core
-from holdfast.errors import NonFiniteLoss
+from holdfast.errors import NonFiniteLoss, level_of_caller
 
 if TYPE_CHECKING:
     from holdfast.device.arrivals import Arriving
@@ -50,6 +52,20 @@ class DenseState:
         if self.stepped is not None and (found := _core.first_non_finite(self.stepped.floats)) is not None:
             raise NonFiniteLoss.of_parameter(self.stepped.name(found), step)
         return self
+
+
+def warn_of_lost_steps(step: int, with_dense: Sequence[int]) -> None:
+    """Says so where a pool is closed at a step whose dense state it does not have. with_dense: steps that have one, the
+    newest among them; none where the pool keeps none. An error that ends a run speaks for itself."""
+    newest = max((found for found in with_dense if found <= step), default=step)
+    if newest == step or sys.exc_info()[1] is not None:
+        return
+    warnings.warn(
+        f"the pool is closed at step {step}, and its newest dense state is of step {newest} (dense_interval), so it "
+        "will not go on from where it is: call checkpoint.flush() before it is closed",
+        RuntimeWarning,
+        stacklevel=level_of_caller(),
+    )
 
 
 def commit_to(core: _core.Pool, cursor: int, dense: DenseState | None) -> int:

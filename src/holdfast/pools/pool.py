@@ -16,7 +16,7 @@ from holdfast import _core
 from holdfast.errors import ConfigError, HoldfastError, NonFiniteLoss, PoolNotFound, StateError, StepError
 from holdfast.files.descriptors import fill_standard_descriptors
 from holdfast.pools.behind import Behind
-from holdfast.pools.dense_state import DenseState, commit_to
+from holdfast.pools.dense_state import DenseState, commit_to, warn_of_lost_steps
 from holdfast.pools.dial import MediumDial
 from holdfast.pools.directory import (
     Medium,
@@ -70,7 +70,7 @@ class Pool(Behind):
     scratchpad_bytes: DRAM for rows of a ``block`` pool; None: a quarter of the memory that this process may
         use, and for all ranks of a machine together half of it at most.
     scratchpad_nodes: NUMA nodes on which its rows lie, by turns; one may be a CXL device. None: on any.
-    dense_interval: steps from one dense state to the next; 1 loses at most the step in flight.
+    dense_interval: steps from one dense state to the next; 1 loses at most the step in flight. With more, flush last.
     recovery: ``exact`` rolls rows back to the newest dense state; ``relaxed`` keeps the newest rows beside it.
     trust_after_reboot: believe a ``process``-level pool that was open when the machine went down.
     synchronous: make nothing durable beside training; a commit returns when its step is durable. For comparison.
@@ -385,6 +385,7 @@ class Pool(Behind):
         where this raises. Safe to call twice; in a forked child, whose pool it is not, it does nothing."""
         if self._core is not None and not self._core.is_inherited:
             self._close(self._core.close)
+            warn_of_lost_steps(self.step, self.with_dense)
 
     def __enter__(self) -> Self:
         return self
@@ -395,6 +396,5 @@ class Pool(Behind):
         try:
             self.close()
         except HoldfastError:
-            # The error that is on its way says more than that the pool could not be closed after it.
-            if error is None:
+            if error is None:  # else that one says more than that the pool could not be closed after it
                 raise
