@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -83,6 +84,11 @@ def _commit() -> str:
     command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
+
+
+def in_words(machine: Mapping[str, Any]) -> str:
+    """What `describe` found, as reports name it."""
+    return f"{machine['processor']}, {machine['cpus']} CPUs, {machine['kernel']}"
 
 
 def describe(medium: Path, disk: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import report_page
 from holdfast_lab.placement.step_time import StepInputs, StepTime, predict_step
 from larger.figures import hit_rate
+from machine import in_words
 from markdown_table import markdown_table
 from placement_check.configurations import Configuration
 from placement_check.outcome import Outcome
@@ -50,7 +51,7 @@ def write_report(outcomes: list[PlanOutcome], machine: dict[str, Any], directory
         "",
         _HEAD,
         "",
-        f"{machine['processor']}, {machine['cpus']} CPUs, {machine['kernel']}; holdfast {machine['holdfast_commit']}.",
+        f"{in_words(machine)}; holdfast {machine['holdfast_commit']}.",
         "",
         *markdown_table(
             ["", "predicted", "measured", "off by", "limited by", *(part[:-3] for part in _PARTS), "others", "steady"],

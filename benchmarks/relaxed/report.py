@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import report_page
+from machine import in_words
 from markdown_table import markdown_table
 from relaxed import plots
 from relaxed.figures import METRICS, Estimate, estimate, lead, price, same_bits, set_back, spread, value
@@ -39,7 +40,7 @@ def write_report(record: Record, workloads: list[Workload], directory: Path) -> 
     lines = [
         f"# The price of relaxed recovery, {record.date[:10]}",
         "",
-        f"{machine['processor']}, {machine['cpus']} CPUs, {machine['kernel']}; pools on {machine['medium']}; holdfast "
+        f"{in_words(machine)}; pools on {machine['medium']}; holdfast "
         + ", ".join(sorted({trial["holdfast_commit"] for w in there for trial in record.of(w.name)}))
         + ". All settings are in results.json.",
         "",

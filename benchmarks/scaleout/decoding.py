@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 import report_page
 from holdfast.data import Loader, ParquetConfig, ParquetSource, SparseColumn
 from holdfast.data.block import FixedBags, SampleBlock
-from machine import describe, others_busy
+from machine import describe, in_words, others_busy
 from markdown_table import markdown_table
 from peers.batches import make_batches
 from peers.shapes import RM1
@@ -214,7 +214,7 @@ def main() -> None:
         f"once. Of a group's trainers the one that takes most; the least of {rounds} round{'s' if rounds > 1 else ''}."
     )
     where = (
-        f"{machine['processor']}, {machine['cpus']} CPUs, {machine['kernel']}. Others used up to {busy:.1f} CPUs "
+        f"{in_words(machine)}. Others used up to {busy:.1f} CPUs "
         "before a measurement: batches/s say little where that is more than noise, processor time and row groups do."
     )
     outcome = (

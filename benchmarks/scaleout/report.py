@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import report_page
+from machine import in_words
 from markdown_table import markdown_table
 
 
 def write_report(directory: Path, results: dict[str, Any]) -> bool:
     """Writes it; whether every bar that was measured is met."""
     machine = results["machine"]
-    where = f"{machine['processor']}, {machine['cpus']} CPUs, {machine['kernel']}; pools on {machine['medium']}."
+    where = f"{in_words(machine)}; pools on {machine['medium']}."
     lines = ["# Scale-out", "", where, ""]
     bars: list[tuple[str, str, str, bool]] = []
     for name, section in (

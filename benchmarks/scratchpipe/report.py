@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import report_page
+from machine import in_words
 from markdown_table import markdown_table
 from scratchpipe.batches import BATCH, ROWS, SCALE, SKEWS, TABLES, Workload
 from scratchpipe.cells import SWEEPS
@@ -62,7 +63,7 @@ def write_report(record: Mapping[str, Any], directory: Path) -> None:
         ),
         "",
         (
-            f"{machine['processor']}, {machine['cpus']} CPUs, {machine['kernel']}; pools on {machine['medium']}; "
+            f"{in_words(machine)}; pools on {machine['medium']}; "
             f"holdfast {machine['holdfast_commit']}. Unless varied: 5 % of rows cached, rows of 128, 20 ids a table."
         ),
         "",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import report_page
+from machine import in_words
 from markdown_table import markdown_table
 from sim_check.outcome import (
     MEAN_BAR,
@@ -44,7 +45,7 @@ def write_report(outcomes: Sequence[SimOutcome], record: dict[str, Any], directo
         "",
         _HEAD,
         "",
-        f"{machine['processor']}, {machine['cpus']} CPUs, {machine['kernel']}; holdfast {machine['holdfast_commit']}.",
+        f"{in_words(machine)}; holdfast {machine['holdfast_commit']}.",
         "",
         *_summary(found, measured),
         *markdown_table(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import report_page
+from machine import in_words
 from markdown_table import markdown_table
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def write_report(cells: list[Cell], record: dict[str, Any], directory: Path) -> 
         "",
         _HEAD,
         "",
-        f"{machine['processor']}, {machine['cpus']} CPUs, {machine['kernel']}; holdfast {machine['holdfast_commit']}.",
+        f"{in_words(machine)}; holdfast {machine['holdfast_commit']}.",
         f"Device: {device['name']}, {reads:.1f} GB/s read, {writes:.1f} written, {device['read_latency_ns']:.0f} ns.",
         "",
         *markdown_table(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import report_page
+from machine import in_words
 from markdown_table import markdown_table
 from trainingcxl.energy import joules
 from trainingcxl.models import BATCH, ROWS, SHAPES
@@ -151,7 +152,7 @@ def write_report(record: Mapping[str, Any], directory: Path) -> None:
         ),
         "",
         (
-            f"{machine['processor']}, {machine['cpus']} CPUs, {machine['kernel']}; pools on "
+            f"{in_words(machine)}; pools on "
             f"{machine['medium']}; holdfast {machine['holdfast_commit']}. Batches of {BATCH}, {ROWS:,} rows a "
             "table (the fit to the paper has 4 million, which this machine does not hold), Zipf 1.05."
         ),

@@ -26,9 +26,10 @@ from holdfast.group.notices import Notices, what_became_of
 pytestmark = pytest.mark.dear
 
 TIMEOUT = 1.0
+PATIENCE = 60.0
 GRACE = 0.5
 SHORT = small(group={"timeout": TIMEOUT})  # where somebody is waited for in vain
-LONG = small(group={"timeout": 60.0})  # longer than a busy machine takes to start a process
+LONG = small(group={"timeout": PATIENCE})  # longer than a busy machine takes to start a process
 
 
 def run(ranks: Ranks, pool: Path, num_ranks: int = 3, config: dict[str, Any] = LONG, **befalls: Any) -> Life:
@@ -282,7 +283,7 @@ def test_ranks_that_differ_are_refused(
 
 
 def test_fewer_shards_than_owners_are_refused(ranks: Ranks, pool_root: Path) -> None:
-    few = small(group={"shards": 2, "timeout": 60.0})
+    few = small(group={"shards": 2, "timeout": PATIENCE})
     pool = pool_root / "pool"
     check_refused(run(ranks, pool, 3, few), "ConfigError", "group.shards = 2", "3 ranks")
     assert contents(pool) == {}
@@ -382,7 +383,7 @@ def test_a_damaged_pool_is_refused_by_all_ranks_and_nothing_is_written(
 
 @pytest.mark.parametrize("store", [{}, LOG_STORE], ids=["in_place", "log_store"])
 def test_an_older_copy_of_one_writer_is_refused(store: dict[str, Any], ranks: Ranks, pool_root: Path) -> None:
-    config = small(group={"timeout": 60.0}, train={"steps": 4}, **store)
+    config = small(group={"timeout": PATIENCE}, train={"steps": 4}, **store)
     pool, copy = pool_root / "pool", pool_root / "copy"
     assert run(ranks, pool, 2, config).ended_well
     shutil.copytree(pool, copy)
